@@ -1,0 +1,51 @@
+# Sourced by the engines' start.sh: their common arguments.
+
+# parse_engine_arguments NAME ARGS...
+# Sets model, port, served_model_name, role, dtype, max_model_len and the array extra (what follows `--`).
+parse_engine_arguments() {
+    local name="$1"
+    shift
+    model="" port="" served_model_name="" role="" dtype=float32 max_model_len=2048 extra=()
+    while (($#)); do
+        case "$1" in
+            --model | --port | --served-model-name | --role | --dtype | --max-model-len)
+                if (($# < 2)); then
+                    echo "engines/$name/start.sh: $1 needs a value" >&2
+                    exit 2
+                fi
+                local variable="${1#--}"
+                printf -v "${variable//-/_}" '%s' "$2"
+                shift 2
+                ;;
+            --)
+                shift
+                extra=("$@")
+                break
+                ;;
+            *)
+                echo "engines/$name/start.sh: unknown argument '$1'; the engine's own flags go after --" >&2
+                exit 2
+                ;;
+        esac
+    done
+    local required
+    for required in model port served_model_name role; do
+        if [[ -z "${!required}" ]]; then
+            echo "engines/$name/start.sh: --${required//_/-} is missing" >&2
+            exit 2
+        fi
+    done
+    if [[ ! -f "$model/config.json" ]]; then
+        echo "engines/$name/start.sh: --model '$model' holds no config.json; give a Hugging Face directory" >&2
+        exit 2
+    fi
+    if [[ "$role" != policy && "$role" != prm ]]; then
+        echo "engines/$name/start.sh: --role is '$role'; it is policy or prm" >&2
+        exit 2
+    fi
+}
+
+# A GPU is used when the driver shows one, unless HINTLOOP_DEVICE=cpu.
+on_gpu() {
+    [[ "${HINTLOOP_DEVICE:-auto}" != cpu ]] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1
+}

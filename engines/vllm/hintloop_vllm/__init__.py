@@ -1,0 +1,1 @@
+"""Worker extension that vLLM loads with `--worker-extension-cls hintloop_vllm.reload.ReloadExtension`."""

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Installs vLLM for CPU into an environment of its own and prints that environment's path as the last line.
+# Idempotent; two runs at once do not collide.  Progress goes to stderr.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=../venv.sh
+source "$here/../venv.sh"
+
+add_worker_extension() {
+    cp -r "$here/hintloop_vllm" "$2/"
+    # Imports that fail here would otherwise fail minutes later, in a server's log.
+    VLLM_NO_USAGE_STATS=1 "$1/bin/python" -c 'import hintloop_vllm.reload, vllm.entrypoints.openai.api_server'
+}
+
+ensure_engine_venv vllm "$here" add_worker_extension

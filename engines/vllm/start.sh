@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Starts vLLM's OpenAI server on 127.0.0.1 in place of this process: the pid stays the server's.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=../venv.sh
+source "$here/../venv.sh"
+# shellcheck source=../arguments.sh
+source "$here/../arguments.sh"
+parse_engine_arguments vllm "$@"
+
+flags=(
+    --model "$model" --served-model-name "$served_model_name"
+    --host 127.0.0.1 --port "$port"
+    --dtype "$dtype" --max-model-len "$max_model_len" --max-num-seqs 32
+    --max-logprobs 64
+    --enable-auto-tool-choice --tool-call-parser hermes
+    # Sampling defaults come from the request alone, never from the checkpoint's folder.
+    --generation-config vllm
+    --worker-extension-cls hintloop_vllm.reload.ReloadExtension
+    --disable-uvicorn-access-log
+)
+if [[ "$role" == policy ]]; then
+    # Log-probabilities of the distribution that was sampled from; scores of prompts are not touched by it.
+    flags+=(--logprobs-mode processed_logprobs)
+fi
+
+# Dev mode opens the routes for pausing, reloading and flushing; the server listens on loopback only.
+export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
+if on_gpu; then
+    exec python3 -m vllm.entrypoints.openai.api_server "${flags[@]}" ${extra[@]+"${extra[@]}"}
+fi
+
+python="$(engine_python vllm "$here")"
+export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
+# One thread team for all cores, placed by the kernel: several engines and a trainer share them.
+export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
+export OMP_NUM_THREADS="${HINTLOOP_ENGINE_THREADS:-$(nproc)}"
+# The first request for log-probabilities would compile a kernel for 20 s.
+export TORCH_COMPILE_DISABLE=1
+exec "$python" -m vllm.entrypoints.openai.api_server --enforce-eager "${flags[@]}" ${extra[@]+"${extra[@]}"}
