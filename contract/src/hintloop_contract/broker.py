@@ -1,0 +1,184 @@
+"""The one interface to the streams: atomic hops, claims, renewal, failures, records and counts.
+
+Owns what an operation means; `redis_broker` does it with Lua on Redis, `testing.memory` in memory for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from hintloop_contract.messages import Drop, Message, TurnRecord
+from hintloop_contract.streams import Stream
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[M]):
+    """A message held by this consumer until it is committed, dropped or released."""
+
+    stream: Stream
+    entry_id: str
+    turn_id: str
+    message: M
+    tenant: str = "default"
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCounts:
+    """``length`` entries in the stream, of which ``pending`` are held by a consumer."""
+
+    length: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel:
+    """Counts since the deployment began: funnel steps, and drops by ``(stage, reason)``."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    drops: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsState:
+    """``current`` released version, and the one being published now (``updating``), if any."""
+
+    current: int | None = None
+    updating: int | None = None
+
+
+class Broker(Protocol):
+    """Streams, records and counts of one policy. Every method raises ``DependencyError`` when Redis is away."""
+
+    async def time_ms(self) -> int:
+        """Redis time, milliseconds."""
+        ...
+
+    async def ensure_groups(self) -> None:
+        """Create every consumer group at id 0, if missing."""
+        ...
+
+    async def append(self, stream: Stream, message: Message, *, tenant: str = "default", traceparent: str = "") -> bool:
+        """Append a message that has no input message; false when its turn id was appended before."""
+        ...
+
+    async def read(self, stream: Stream, consumer: str, count: int, block_ms: int) -> list[Entry[Message]]:
+        """Read up to ``count`` new messages for the stream's group. Undecodable ones go to `dead` at once."""
+        ...
+
+    async def reread(self, stream: Stream, consumer: str, count: int, after: str = "0") -> list[Entry[Message]]:
+        """Messages that ``consumer`` already holds, in order, after entry id ``after``."""
+        ...
+
+    async def claim(self, stream: Stream, consumer: str, count: int, idle_ms: int) -> list[Entry[Message]]:
+        """Take over messages that no one renewed for ``idle_ms``."""
+        ...
+
+    async def renew(self, stream: Stream, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Tell the others that ``consumer`` still works on these."""
+        ...
+
+    async def release(self, entry: Entry[Message]) -> None:
+        """Give a held message up so that any worker can claim it at once."""
+        ...
+
+    async def commit(
+        self,
+        entry: Entry[Message],
+        out: Stream,
+        message: Message,
+        *,
+        counters: Sequence[str] = (),
+        record: TurnRecord | None = None,
+        fence: int | None = None,
+    ) -> bool:
+        """Acknowledge, delete and append in one step; false when another finished first, or the fence is old."""
+        ...
+
+    async def drop(self, entry: Entry[Message] | None, drop: Drop, *, fence: int | None = None) -> bool:
+        """Acknowledge and delete ``entry`` (if any), append the drop and count it; false when already done."""
+        ...
+
+    async def finish(self, entries: Sequence[Entry[Message]]) -> int:
+        """Acknowledge and delete entries whose effect is durable; the number that was still held."""
+        ...
+
+    async def fail(self, entry: Entry[Message], *, stage: str, error: str, traceback: str, max_attempts: int) -> bool:
+        """Count a failure of this message; true when it went to `dead` (with a drop) for the ``max_attempts``-th."""
+        ...
+
+    async def get_turn(self, turn_id: str) -> TurnRecord | None:
+        """The turn's record, or ``None`` when it was freed."""
+        ...
+
+    async def counts(self, stream: Stream) -> StreamCounts:
+        """Length and pending of a stream."""
+        ...
+
+    async def untrained(self) -> int:
+        """Turns let in and not yet trained: turns + judged + samples - trained but unacknowledged."""
+        ...
+
+    async def count(self, step: str, amount: int = 1) -> None:
+        """Add to a funnel step."""
+        ...
+
+    async def funnel(self) -> Funnel:
+        """Funnel counts."""
+        ...
+
+    async def set_trained_pending(self, amount: int) -> None:
+        """Say how many samples are trained and not yet acknowledged."""
+        ...
+
+    async def next_version(self) -> int:
+        """A version number never used before."""
+        ...
+
+    async def describe_version(self, version: int, fields: dict[str, str]) -> None:
+        """Store ``step, run, parent, weights_hash`` of a version."""
+        ...
+
+    async def weights(self) -> WeightsState:
+        """Which version is released, and which is being published."""
+        ...
+
+    async def set_weights(self, state: WeightsState) -> None:
+        """Record the released version and the one being published."""
+        ...
+
+    async def inflight_add(self, turn_id: str, start_ms: int) -> None:
+        """A request is being answered."""
+        ...
+
+    async def inflight_remove(self, turn_id: str) -> None:
+        """It is answered."""
+        ...
+
+    async def inflight_oldest(self, newer_than_ms: int) -> int | None:
+        """Arrival of the oldest request still being answered that arrived after ``newer_than_ms``."""
+        ...
+
+    async def acquire_lease(self, owner: str, lease_ms: int) -> int | None:
+        """Become (or stay) the active linker: the fencing token, or ``None`` while another holds the lease."""
+        ...
+
+    async def remove_idle_consumers(self, stream: Stream, idle_ms: int) -> int:
+        """Remove consumers of the stream's group that hold nothing and were silent for ``idle_ms``."""
+        ...
+
+    async def set_status(self, service: str, fields: dict[str, str]) -> None:
+        """Write what a service says about itself."""
+        ...
+
+    async def get_status(self, service: str) -> dict[str, str]:
+        """Read what a service says about itself."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...

@@ -1,0 +1,73 @@
+"""Between messages and stream fields. Owns the entry format: `v, turn_id, policy, tenant, traceparent, data`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import zstandard
+
+from hintloop_contract.errors import MessageError
+from hintloop_contract.messages import MESSAGE_VERSION, Message
+
+#: Payloads above this many bytes are compressed.
+COMPRESS_ABOVE_BYTES = 1024
+#: Largest payload accepted after decompression, bytes.
+MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
+
+# A msgpack map never begins with these bytes, so compressed and plain payloads tell themselves apart.
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_payload(value: Any) -> bytes:
+    """Encode a struct as msgpack, compressed with zstd above 1 kB."""
+    payload = _encoder.encode(value)
+    if len(payload) > COMPRESS_ABOVE_BYTES:
+        return zstandard.ZstdCompressor(level=1).compress(payload)
+    return payload
+
+
+def decode_payload(data: bytes, kind: type[T]) -> T:
+    """Decode what :func:`encode_payload` wrote.
+
+    Raises:
+        MessageError: the bytes are damaged, or are not a ``kind``.
+    """
+    try:
+        if data.startswith(_ZSTD_MAGIC):
+            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_PAYLOAD_BYTES)
+        return msgspec.msgpack.decode(data, type=kind)
+    except (zstandard.ZstdError, msgspec.DecodeError) as error:
+        raise MessageError(f"payload of {len(data)} bytes is not a {kind.__name__}: {error}") from error
+
+
+def encode_fields(message: Message, *, policy: str, tenant: str, traceparent: str) -> dict[str, bytes]:
+    """Fields of one stream entry."""
+    return {
+        "v": str(MESSAGE_VERSION).encode(),
+        "turn_id": message.turn_id.encode(),
+        "policy": policy.encode(),
+        "tenant": tenant.encode(),
+        "traceparent": traceparent.encode(),
+        "data": encode_payload(message),
+    }
+
+
+def decode_fields(fields: dict[bytes, bytes], kind: type[T]) -> T:
+    """Decode the message of an entry written by this version or the one before.
+
+    Raises:
+        MessageError: a field is missing, the version is not readable, or the payload is damaged.
+    """
+    try:
+        version, data = int(fields[b"v"]), fields[b"data"]
+    except (KeyError, ValueError) as error:
+        raise MessageError(f"stream entry lacks a usable field: {error}") from error
+    if version not in (MESSAGE_VERSION, MESSAGE_VERSION - 1):
+        raise MessageError(
+            f"entry version {version} is not readable here (this build reads {MESSAGE_VERSION - 1} and "
+            f"{MESSAGE_VERSION}); upgrade the reader before the writer"
+        )
+    return decode_payload(data, kind)

@@ -1,0 +1,197 @@
+"""Loading and merging configuration. Owns precedence and error messages; the keys stand in `schema`.
+
+Precedence: flags > environment > overlays (last first) > settings.json > config.toml > defaults; lists replace.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import ConfigError
+
+ENV_PREFIX = "HINTLOOP_"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECTIONS = {name: field.annotation for name, field in Config.model_fields.items()}
+
+Layer = tuple[str, dict[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A resolved configuration, where each ``section.key`` came from, and the directory of its first file."""
+
+    config: Config
+    origins: dict[str, str]
+    directory: Path
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """``(section.key, value as JSON, origin)`` of every key, secrets masked."""
+        rows = []
+        for section in _SECTIONS:
+            values: BaseModel = getattr(self.config, section)
+            for key in type(values).model_fields:
+                path = f"{section}.{key}"
+                rows.append((path, _shown(getattr(values, key)), self.origins.get(path, "default")))
+        return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return '"********"' if value.get_secret_value() else '""'
+    if isinstance(value, list):
+        return "[" + ", ".join(_shown(item) for item in value) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def load_config(
+    files: Sequence[Path] = (),
+    *,
+    settings: Sequence[Path] = (),
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Resolve a configuration.
+
+    Args:
+        files: the first is config.toml, the others overlays, the last one winning.
+        settings: settings.json files.
+        environ: environment (``os.environ`` by default), ``HINTLOOP_<SECTION>__<KEY>``.
+        flags: ``section.key`` to text.
+
+    Raises:
+        ConfigError: a file is missing or unreadable, or a key or value is wrong; all of them are named at once.
+    """
+    environ = os.environ if environ is None else environ
+    layers: list[Layer] = [_file_layer(path, environ) for path in [*files[:1], *settings, *files[1:]]]
+    layers.append(("environment", _nested(_from_environment(environ), "environment variable")))
+    layers.append(("flag", _nested((flags or {}).items(), "flag")))
+    merged: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    problems: list[str] = []
+    for origin, sections in layers:
+        for section, values in sections.items():
+            problems += _unknown(origin, section, values)
+            for key, value in values.items():
+                merged.setdefault(section, {})[key] = value
+                origins[f"{section}.{key}"] = origin
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        config = Config.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explained(error, origins))) from None
+    directory = Path(files[0]).resolve().parent if files else Path.cwd()
+    return LoadedConfig(config, origins, directory)
+
+
+def _file_layer(path: Path, environ: Mapping[str, str]) -> Layer:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error}") from error
+    try:
+        data = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"configuration file {str(path)!r} is not valid: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"configuration file {str(path)!r} must hold sections, found {type(data).__name__}")
+    for section, values in data.items():
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{path}: {section!r} stands outside a section; move it into one of {', '.join(_SECTIONS)}"
+            )
+        for key, value in values.items():
+            values[key] = _substituted(value, f"{path}: {section}.{key}", environ)
+    return str(path), data
+
+
+def _substituted(value: Any, where: str, environ: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_substituted(item, where, environ) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in environ:
+            raise ConfigError(f"{where}: environment variable {name} is not set; set it or write the value")
+        return environ[name]
+
+    return _VARIABLE.sub(replace, value)
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    for name, value in sorted(environ.items()):
+        section, separator, key = name.removeprefix(ENV_PREFIX).partition("__")
+        if name.startswith(ENV_PREFIX) and separator:
+            yield f"{section.lower()}.{key.lower()}", value
+
+
+def _nested(items: Iterable[tuple[str, str]], kind: str) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {}
+    for path, text in items:
+        section, separator, key = path.partition(".")
+        if not separator:
+            raise ConfigError(f"{kind} {path!r} must name section.key")
+        sections.setdefault(section, {})[key] = _parsed(text)
+    return sections
+
+
+def _parsed(text: str) -> Any:
+    """Lists and null are written as JSON; everything else is left for the field's own type to read."""
+    if text.strip() == "null":
+        return None
+    if text.lstrip().startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _unknown(origin: str, section: str, values: Mapping[str, Any]) -> list[str]:
+    model = _SECTIONS.get(section)
+    if model is None:
+        return [f"{origin}: unknown section {section!r}{_nearest(section, _SECTIONS)}"]
+    known = [f"{section}.{key}" for key in model.model_fields]  # type: ignore[union-attr]
+    everywhere = known + [f"{s}.{k}" for s, m in _SECTIONS.items() if s != section for k in m.model_fields]  # type: ignore[union-attr]
+    problems = []
+    for key in values:
+        path = f"{section}.{key}"
+        if path in known:
+            continue
+        elsewhere = [p for p in everywhere if p.endswith(f".{key}")]
+        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else _nearest(path, known) or _nearest(path, everywhere)
+        problems.append(f"{origin}: unknown key {path!r}{hint}")
+    return problems
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
+    lines = []
+    for item in error.errors():
+        path = ".".join(str(part) for part in item["loc"][:2])
+        message = item["msg"].removeprefix("Value error, ")
+        if not path:
+            lines.append(message)
+            continue
+        given = item.get("input")
+        secret = isinstance(given, SecretStr) or "key" in path or path == "redis.url"
+        shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
+        lines.append(f"{origins.get(path, 'default')}: {path}{shown}: {message}")
+    return lines

@@ -1,0 +1,126 @@
+"""The Lua scripts: every change of more than one key is one of these. Owns atomicity."""
+
+from __future__ import annotations
+
+# A caller whose fencing token is older than the newest one is refused with -1.
+_FENCE = """
+local function fenced(key, token)
+  return token ~= '' and tonumber(token) < tonumber(redis.call('GET', key) or '0')
+end
+"""
+
+_FREE = """
+local function free(key, retention_s)
+  if tonumber(retention_s) > 0 then redis.call('EXPIRE', key, retention_s) else redis.call('DEL', key) end
+end
+"""
+
+#: KEYS seen, stream, funnel; ARGV seen_ttl_s, counter, field...
+APPEND = """
+if not redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then return 0 end
+redis.call('XADD', KEYS[2], '*', unpack(ARGV, 3))
+if ARGV[2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[2], 1) end
+return 1
+"""
+
+#: KEYS in, out, funnel, fence, record, attempts; ARGV group, id, fence, record, num_counters, counter..., field...
+COMMIT = (
+    _FENCE
+    + """
+if fenced(KEYS[4], ARGV[3]) then return -1 end
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('XDEL', KEYS[1], ARGV[2])
+redis.call('HDEL', KEYS[6], ARGV[2])
+if ARGV[4] ~= '' then redis.call('SET', KEYS[5], ARGV[4]) end
+local counters = tonumber(ARGV[5])
+redis.call('XADD', KEYS[2], '*', unpack(ARGV, 6 + counters))
+for i = 1, counters do redis.call('HINCRBY', KEYS[3], ARGV[5 + i], 1) end
+return 1
+"""
+)
+
+#: KEYS in, drops, drop_counts, record, fence, attempts, seen
+#: ARGV group, id ('' = no input), fence, retention_s, counted_as, max_age_ms, seen_ttl_s, field...
+DROP = (
+    _FENCE
+    + _FREE
+    + """
+if fenced(KEYS[5], ARGV[3]) then return -1 end
+if ARGV[2] ~= '' then
+  if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+  redis.call('XDEL', KEYS[1], ARGV[2])
+  redis.call('HDEL', KEYS[6], ARGV[2])
+elseif not redis.call('SET', KEYS[7], '1', 'NX', 'EX', ARGV[7]) then
+  return 0
+end
+local now = redis.call('TIME')
+local oldest = tonumber(now[1]) * 1000 - tonumber(ARGV[6])
+redis.call('HINCRBY', KEYS[3], ARGV[5], 1)
+redis.call('XADD', KEYS[2], 'MINID', '~', string.format('%.0f', oldest), '*', unpack(ARGV, 8))
+free(KEYS[4], ARGV[4])
+return 1
+"""
+)
+
+#: KEYS in, attempts, record...; ARGV group, retention_s, id...
+FINISH = (
+    _FREE
+    + """
+local done = 0
+for i = 3, #ARGV do
+  if redis.call('XACK', KEYS[1], ARGV[1], ARGV[i]) == 1 then
+    redis.call('XDEL', KEYS[1], ARGV[i])
+    redis.call('HDEL', KEYS[2], ARGV[i])
+    free(KEYS[i], ARGV[2])
+    done = done + 1
+  end
+end
+return done
+"""
+)
+
+#: KEYS in, attempts, dead, drops, drop_counts, record
+#: ARGV group, id, max_attempts, retention_s, counted_as, num_dead_fields, dead_field..., drop_field...
+FAIL = (
+    _FREE
+    + """
+if redis.call('HINCRBY', KEYS[2], ARGV[2], 1) < tonumber(ARGV[3]) then return 0 end
+redis.call('HDEL', KEYS[2], ARGV[2])
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('XDEL', KEYS[1], ARGV[2])
+local dead = tonumber(ARGV[6])
+redis.call('XADD', KEYS[3], '*', unpack(ARGV, 7, 6 + dead))
+redis.call('XADD', KEYS[4], '*', unpack(ARGV, 7 + dead))
+redis.call('HINCRBY', KEYS[5], ARGV[5], 1)
+free(KEYS[6], ARGV[4])
+return 1
+"""
+)
+
+#: KEYS lease, fence; ARGV owner, lease_ms
+LEASE = """
+local held = redis.call('GET', KEYS[1])
+if held then
+  local owner, token = string.match(held, '^(.*)|(%d+)$')
+  if owner ~= ARGV[1] then return 0 end
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return tonumber(token)
+end
+local token = redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], ARGV[1] .. '|' .. token, 'PX', ARGV[2])
+return token
+"""
+
+#: KEYS stream; ARGV group, idle_ms
+REMOVE_IDLE_CONSUMERS = """
+local removed = 0
+for _, info in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local consumer = {}
+  for i = 1, #info, 2 do consumer[info[i]] = info[i + 1] end
+  if consumer['pending'] == 0 and consumer['idle'] > tonumber(ARGV[2]) then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer['name'])
+    removed = removed + 1
+  end
+end
+return removed
+"""

@@ -1,0 +1,1 @@
+"""Fakes for unit tests; nothing here runs in production."""
