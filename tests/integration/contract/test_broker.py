@@ -1,0 +1,254 @@
+"""Every rule of the streams, on a real Redis and on the in-memory one that unit tests use."""
+
+import asyncio
+
+import pytest
+from hintloop_contract.broker import Entry, WeightsState
+from hintloop_contract.codec import decode_fields
+from hintloop_contract.errors import DependencyError
+from hintloop_contract.messages import Capture, DeadLetter, Drop, LinkedTurn, Sampling, TurnRecord
+from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.streams import CAPTURES, DEAD, DROPS, TURNS
+from hintloop_contract.tensors import pack
+from hintloop_contract.testing.memory import MemoryBroker
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def broker(request):
+    if request.param == "memory":
+        made = MemoryBroker()
+    else:
+        server = request.getfixturevalue("redis_server")
+        made = RedisBroker(connect(server.url), "test")
+    await made.ensure_groups()
+    yield made
+    await made.close()
+
+
+def capture(turn_id: str = "a", **more) -> Capture:
+    return Capture(turn_id=turn_id, engine="vllm", engine_url="http://e", request=b"{}", start_ms=1, end_ms=2, **more)
+
+
+def turn(turn_id: str = "a") -> LinkedTurn:
+    return LinkedTurn(
+        turn_id=turn_id,
+        session_id="s",
+        turn_index=0,
+        engine="vllm",
+        engine_url="http://e",
+        behaviour_space="raw",
+        sampling=Sampling(),
+        version_oldest=1,
+        version_newest=1,
+        num_prompt_tokens=1,
+        num_response_tokens=1,
+        captured_ms=1,
+        linked_ms=1,
+    )
+
+
+def record(turn_id: str = "a") -> TurnRecord:
+    ids, logprobs = pack([1], "int32"), pack([-1.0], "float32")
+    return TurnRecord(
+        turn_id=turn_id, messages=b"[]", answer=b"{}", prompt_ids=ids, response_ids=ids, logprobs=logprobs
+    )
+
+
+def drop(turn_id: str = "a", reason: str = "aborted") -> Drop:
+    return Drop(turn_id=turn_id, stage="link", reason=reason)
+
+
+async def held(broker, turn_id: str = "a", consumer: str = "c1") -> Entry:
+    assert await broker.append(CAPTURES, capture(turn_id))
+    (entry,) = await broker.read(CAPTURES, consumer, 1, 50)
+    return entry
+
+
+async def test_append_is_guarded_by_turn_id(broker):
+    assert await broker.append(CAPTURES, capture())
+    assert not await broker.append(CAPTURES, capture())
+    assert (await broker.counts(CAPTURES)).length == 1
+    assert (await broker.funnel()).steps == {"captured": 1}
+
+
+async def test_what_was_appended_before_the_group_existed_is_read():
+    broker = MemoryBroker()
+    await broker.append(CAPTURES, capture())
+    await broker.ensure_groups()
+    assert [e.turn_id for e in await broker.read(CAPTURES, "c", 5, 10)] == ["a"]
+
+
+async def test_a_hop_is_committed_by_the_first_only(broker):
+    entry = await held(broker)
+    results = await asyncio.gather(*(broker.commit(entry, TURNS, turn(), record=record()) for _ in range(5)))
+    assert sorted(results) == [False] * 4 + [True]
+    assert (await broker.counts(CAPTURES)).length == 0
+    assert (await broker.counts(TURNS)).length == 1
+    assert (await broker.funnel()).steps == {"captured": 1, "linked": 1}
+    assert await broker.get_turn("a") == record()
+
+
+async def test_a_drop_after_a_commit_does_nothing(broker):
+    entry = await held(broker)
+    assert await broker.commit(entry, TURNS, turn(), record=record())
+    assert not await broker.drop(entry, drop())
+    assert (await broker.funnel()).drops == {}
+    assert await broker.get_turn("a") is not None
+
+
+async def test_a_drop_counts_under_its_stage_and_reason_and_frees_the_record(broker):
+    entry = await held(broker)
+    await broker.commit(entry, TURNS, turn(), record=record())
+    (linked,) = await broker.read(TURNS, "j", 1, 50)
+    assert await broker.drop(linked, Drop(turn_id="a", stage="judge", reason="no_hint", detail="why"))
+    assert (await broker.funnel()).drops == {("judge", "no_hint"): 1}
+    ((_, fields),) = await broker.client.xrange(broker.keys.stream(DROPS))
+    assert decode_fields(fields, Drop).detail == "why"
+    assert 0 < await broker.client.ttl(broker.keys.turn("a")) <= 3600
+
+
+async def test_a_drop_without_input_is_guarded(broker):
+    assert await broker.drop(None, drop("never-captured"))
+    assert not await broker.drop(None, drop("never-captured"))
+    assert (await broker.funnel()).drops == {("link", "aborted"): 1}
+
+
+async def test_extra_counters_are_part_of_the_hop(broker):
+    entry = await held(broker)
+    await broker.commit(entry, TURNS, turn(), counters=("hinted",))
+    assert (await broker.funnel()).steps["hinted"] == 1
+
+
+async def test_an_old_fence_is_refused(broker):
+    entry = await held(broker)
+    first = await broker.acquire_lease("one", 1000)
+    assert await broker.acquire_lease("two", 1000) is None
+    assert await broker.acquire_lease("one", 1000) == first
+    await broker.client.delete(broker.keys.linker_lease)
+    second = await broker.acquire_lease("two", 1000)
+    assert second > first
+    assert not await broker.commit(entry, TURNS, turn(), fence=first)
+    assert not await broker.drop(entry, drop(), fence=first)
+    assert await broker.commit(entry, TURNS, turn(), fence=second)
+
+
+async def test_the_dead_ones_messages_are_claimed_and_renewed_ones_are_not(broker):
+    await held(broker, "a", "dead")
+    await held(broker, "b", "alive")
+    await asyncio.sleep(0.3)
+    (mine,) = await broker.reread(CAPTURES, "alive", 10)
+    await broker.renew(CAPTURES, "alive", [mine.entry_id])
+    claimed = await broker.claim(CAPTURES, "other", 10, 250)
+    assert [entry.turn_id for entry in claimed] == ["a"]
+
+
+async def test_a_released_message_is_claimed_at_once(broker):
+    entry = await held(broker)
+    assert await broker.claim(CAPTURES, "other", 10, 60_000) == []
+    await broker.release(entry)
+    assert [e.turn_id for e in await broker.claim(CAPTURES, "other", 10, 60_000)] == ["a"]
+
+
+async def test_reread_gives_what_is_held_in_order(broker):
+    for turn_id in "abc":
+        await held(broker, turn_id)
+    first, second, third = await broker.reread(CAPTURES, "c1", 10)
+    assert [first.turn_id, second.turn_id, third.turn_id] == list("abc")
+    assert [e.turn_id for e in await broker.reread(CAPTURES, "c1", 10, after=second.entry_id)] == ["c"]
+
+
+async def test_a_message_dies_at_its_last_attempt_and_the_funnel_closes(broker):
+    entry = await held(broker)
+    outcomes = [
+        await broker.fail(entry, stage="link", error="ValueError: x", traceback="tb", max_attempts=3) for _ in range(3)
+    ]
+    assert outcomes == [False, False, True]
+    assert (await broker.counts(CAPTURES)).length == 0
+    assert (await broker.funnel()).drops == {("link", "dead"): 1}
+    ((_, fields),) = await broker.client.xrange(broker.keys.stream(DEAD))
+    letter = decode_fields(fields, DeadLetter)
+    assert (letter.stream, letter.turn_id, letter.error, letter.traceback) == ("captures", "a", "ValueError: x", "tb")
+
+
+async def test_an_undecodable_message_dies_at_once_and_holds_up_nobody(broker):
+    await broker.append(CAPTURES, capture("bad"))
+    ((entry_id, fields),) = await broker.client.xrange(broker.keys.stream(CAPTURES))
+    await broker.client.xdel(broker.keys.stream(CAPTURES), entry_id)
+    await broker.client.xadd(broker.keys.stream(CAPTURES), {**fields, b"data": b"\xc1"})
+    await broker.append(CAPTURES, capture("good"))
+    assert [e.turn_id for e in await broker.read(CAPTURES, "c", 10, 50)] == ["good"]
+    assert (await broker.funnel()).drops == {("linker", "dead"): 1}
+
+
+async def test_finish_counts_what_was_held_and_frees_records(broker):
+    entries = [await held(broker, f"t{i}") for i in range(205)]
+    assert await broker.finish(entries) == 205
+    assert await broker.finish(entries) == 0
+    assert (await broker.counts(CAPTURES)).length == 0
+
+
+async def test_untrained_counts_what_waits_less_what_only_waits_for_a_checkpoint(broker):
+    for turn_id in "abc":
+        await broker.commit(await held(broker, turn_id), TURNS, turn(turn_id))
+    assert await broker.untrained() == 3
+    await broker.set_trained_pending(2)
+    assert await broker.untrained() == 1
+
+
+async def test_versions_rise_and_weights_are_remembered(broker):
+    assert [await broker.next_version() for _ in range(3)] == [1, 2, 3]
+    assert await broker.weights() == WeightsState()
+    await broker.set_weights(WeightsState(current=2, updating=3))
+    assert await broker.weights() == WeightsState(current=2, updating=3)
+    await broker.set_weights(WeightsState(current=3))
+    assert await broker.weights() == WeightsState(current=3)
+
+
+async def test_requests_in_flight(broker):
+    assert await broker.inflight_oldest(0) is None
+    await broker.inflight_add("old", 1_000)
+    await broker.inflight_add("new", 2_000)
+    assert await broker.inflight_oldest(0) == 1_000
+    assert await broker.inflight_oldest(1_500) == 2_000
+    await broker.inflight_remove("new")
+    assert await broker.inflight_oldest(1_500) is None
+
+
+async def test_only_idle_consumers_with_nothing_pending_are_removed(broker):
+    await held(broker, "a", "holder")
+    done = await held(broker, "b", "idler")
+    await broker.commit(done, TURNS, turn("b"))
+    await asyncio.sleep(0.05)
+    assert await broker.remove_idle_consumers(CAPTURES, 10) == 1
+    left = await broker.client.xinfo_consumers(broker.keys.stream(CAPTURES), CAPTURES.group)
+    assert [consumer["name"] for consumer in left] == [b"holder"]
+
+
+async def test_all_keys_share_one_slot(broker):
+    await broker.commit(await held(broker), TURNS, turn(), record=record())
+    assert all(key.startswith(b"hl:{test}:") for key in await broker.client.keys("*"))
+
+
+async def test_an_absent_redis_is_a_dependency_error_and_nothing_is_lost(redis_server):
+    broker = RedisBroker(connect(redis_server.url), "test")
+    await broker.ensure_groups()
+    assert await broker.append(CAPTURES, capture())
+    redis_server.kill()
+    with pytest.raises(DependencyError, match="redis"):
+        await broker.append(CAPTURES, capture("b"))
+    redis_server.start()
+    assert await broker.append(CAPTURES, capture("b"))
+    assert [e.turn_id for e in await broker.read(CAPTURES, "c", 10, 50)] == ["a", "b"]
+    await broker.close()
+
+
+async def test_settings_that_could_lose_messages_are_named(redis_server):
+    broker = RedisBroker(connect(redis_server.url), "test")
+    assert await broker.durability_problems() == []
+    await broker.client.config_set("maxmemory-policy", "allkeys-lru")
+    await broker.client.config_set("appendonly", "no")
+    problems = await broker.durability_problems()
+    assert len(problems) == 2
+    assert "noeviction" in problems[0]
+    assert "appendonly" in problems[1]
+    await broker.close()
