@@ -21,8 +21,11 @@ def _mask(
 ) -> structlog.typing.EventDict:
     for key, value in event.items():
         lowered = key.lower()
-        if value and isinstance(value, str) and any(w in lowered for w in SECRET_WORDS) and not any(
-            w in lowered for w in _NOT_SECRET
+        if (
+            value
+            and isinstance(value, str)
+            and any(w in lowered for w in SECRET_WORDS)
+            and not any(w in lowered for w in _NOT_SECRET)
         ):
             event[key] = "********"
     return event

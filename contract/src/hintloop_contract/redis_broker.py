@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -28,8 +28,8 @@ _UNAVAILABLE_PREFIXES = ("MISCONF", "OOM", "LOADING", "CLUSTERDOWN", "READONLY",
 
 
 def _available(
-    method: Callable[Concatenate[RedisBroker, P], Awaitable[R]],
-) -> Callable[Concatenate[RedisBroker, P], Awaitable[R]]:
+    method: Callable[Concatenate[RedisBroker, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[RedisBroker, P], Coroutine[Any, Any, R]]:
     """Turn every way in which Redis can be away into ``DependencyError``."""
 
     @functools.wraps(method)
@@ -43,7 +43,7 @@ def _available(
                 raise DependencyError("redis", str(error)) from error
             raise
 
-    return guarded
+    return guarded  # type: ignore[return-value]  # functools.wraps hides that self is the first argument
 
 
 def connect(url: str, *, max_connections: int = 32) -> Redis:
@@ -156,7 +156,7 @@ class RedisBroker:
             turn_id = fields.get(b"turn_id", b"").decode(errors="replace") or f"unknown-{entry_id}"
             tenant = fields.get(b"tenant", b"default").decode(errors="replace")
             try:
-                message = decode_fields(fields, stream.message)  # type: ignore[arg-type]
+                message = decode_fields(fields, stream.message)
             except MessageError as error:
                 await self._bury(stream, entry_id, turn_id, tenant, fields.get(b"data", b""), str(error), "", 1)
                 continue
@@ -269,7 +269,12 @@ class RedisBroker:
         stage: str = "",
     ) -> bool:
         letter = DeadLetter(
-            stream=stream.name, turn_id=turn_id, message=payload, error=error, traceback=traceback, attempts=max_attempts
+            stream=stream.name,
+            turn_id=turn_id,
+            message=payload,
+            error=error,
+            traceback=traceback,
+            attempts=max_attempts,
         )
         where = stage or stream.group or stream.name
         drop = Drop(turn_id=turn_id, stage=where, reason=DropReason.DEAD, detail=error, tenant=tenant)

