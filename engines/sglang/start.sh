@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Starts SGLang's server on 127.0.0.1 in place of this process: the pid stays the server's.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=../venv.sh
+source "$here/../venv.sh"
+# shellcheck source=../arguments.sh
+source "$here/../arguments.sh"
+parse_engine_arguments sglang "$@"
+
+# Policy and PRM start alike: log-probabilities of answers are after temperature, those of prompts at 1.
+flags=(
+    --model-path "$model" --served-model-name "$served_model_name"
+    --host 127.0.0.1 --port "$port"
+    --dtype "$dtype" --context-length "$max_model_len"
+    --skip-server-warmup
+    # Sampling defaults come from the request alone, never from the checkpoint's folder.
+    --sampling-defaults openai
+    --log-level warning
+)
+
+export HF_HUB_OFFLINE=1
+if on_gpu; then
+    exec python3 -m sglang.launch_server "${flags[@]}" ${extra[@]+"${extra[@]}"}
+fi
+
+python="$(engine_python sglang "$here")"
+export SGLANG_USE_CPU_ENGINE=1
+export OMP_NUM_THREADS="${HINTLOOP_ENGINE_THREADS:-$(nproc)}"
+exec "$python" -m sglang.launch_server --device cpu --attention-backend torch_native \
+    --max-total-tokens 16384 --max-running-requests 32 "${flags[@]}" ${extra[@]+"${extra[@]}"}
