@@ -1,0 +1,1 @@
+"""The `hintloop` command: the local stack, the demo, and what they say about themselves."""

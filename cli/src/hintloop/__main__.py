@@ -1,0 +1,5 @@
+"""`python -m hintloop`."""
+
+from hintloop.app import main
+
+main()

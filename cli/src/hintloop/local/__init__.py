@@ -1,0 +1,1 @@
+"""The local stack: every process of a deployment on one machine."""
