@@ -1,0 +1,75 @@
+"""Cuts a user's message into sentences and clauses, as spans of the original text. No meaning is read here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hintloop_judge.rules_patterns import ABBREVIATION, CLAUSE_BREAK, INJECTED
+
+_SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|\n+|(?<=[.!?])(?=[A-Z])")
+_QUOTED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|«[^»\n]*»|`[^`\n]+`|(?<![\w'])'[^'\n]+'(?!\w)")
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """``text[start:end]`` is the clause; ``shape`` is it in lower case with quotations blanked out."""
+
+    start: int
+    end: int
+    shape: str
+    sentence: int
+    asked: bool
+    """Its sentence ends with a question mark."""
+    last: bool
+    """It is the last of its sentence."""
+
+
+def visible(text: str) -> str:
+    """The text with what the user did not write in person blanked out; same length."""
+    straight = text.replace("’", "'").replace("‘", "'")
+    return INJECTED.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), straight)
+
+
+def split_clauses(text: str) -> list[Clause]:
+    """Clauses of ``text`` in order."""
+    shown = visible(text)
+    shape = _shape(shown)
+    clauses: list[Clause] = []
+    for index, (start, end) in enumerate(_sentences(shown, shape)):
+        asked = "?" in shown[start:end].rstrip("\"')] ")[-3:]
+        spans = _clause_spans(shape, start, end)
+        for position, (left, right) in enumerate(spans):
+            body = " ".join(shape[left:right].strip(" \t\n.,;:!?…-–—\"'()").split())
+            clauses.append(Clause(left, right, body, index, asked, position == len(spans) - 1))
+    return clauses
+
+
+def _shape(shown: str) -> str:
+    """Lower case of the same length, quotations replaced by ``q`` and blanks."""
+    lowered = "".join(low if len(low := char.lower()) == 1 else char for char in shown)
+    return _QUOTED.sub(lambda match: ("q" + " " * len(match.group()))[: len(match.group())], lowered)
+
+
+def _sentences(shown: str, shape: str) -> list[tuple[int, int]]:
+    spans = []
+    start = 0
+    for match in _SENTENCE_END.finditer(shape):
+        if ABBREVIATION.search(shape[start : match.start() + 1]):
+            continue
+        if shown[start : match.end()].strip():
+            spans.append((start, match.end()))
+        start = match.end()
+    if shown[start:].strip():
+        spans.append((start, len(shown)))
+    return spans
+
+
+def _clause_spans(shape: str, start: int, end: int) -> list[tuple[int, int]]:
+    spans = []
+    left = start
+    for match in CLAUSE_BREAK.finditer(shape, start, end):
+        spans.append((left, match.start()))
+        left = match.end()
+    spans.append((left, end))
+    return [(a, b) for a, b in spans if re.search(r"\w|[^\x00-\x7f]", shape[a:b])]

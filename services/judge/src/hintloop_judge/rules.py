@@ -1,0 +1,226 @@
+"""The rules backend: reads corrections, confirmations and tool outcomes without any model. Deterministic.
+
+Score: -1 for a correction, a complaint or a failed tool; +1 for a confirmation or a tool that says it succeeded;
+0 when the conversation goes on without either; ``None`` when there is nothing to judge (nothing came, or only a
+timeout or an interruption). The user's words outweigh the tools'. The hint is the preference or correction in the
+user's own words: the clauses that carry it, without greetings, thanks and the next question. English only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hintloop_contract.config.schema import OpdSection
+from hintloop_contract.messages import Judgement, Vote
+
+from hintloop_judge import rules_patterns as p
+from hintloop_judge.backends import Opinion
+from hintloop_judge.clauses import Clause, split_clauses
+from hintloop_judge.conversation import Exchange, ToolResult, tool_results, user_texts
+from hintloop_judge.reading import Kind, Reading, read_clause
+from hintloop_judge.selection import hint_problem
+
+BACKEND = "rules"
+
+
+class _Mood(StrEnum):
+    COMPLAINT = "complaint"
+    APPROVAL = "approval"
+    NEUTRAL = "neutral"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one text says: ``score`` in {+1, 0, -1} and the hint it carries, of any length, or ``None``."""
+
+    score: int
+    hint: str | None = None
+
+
+class RulesBackend:
+    """Judges by :mod:`hintloop_judge.rules_patterns`; needs no engine."""
+
+    name = BACKEND
+    model: str | None = None
+
+    def __init__(self, section: OpdSection) -> None:
+        """``section`` bounds the hints."""
+        self._section = section
+
+    async def judge(self, exchange: Exchange, *, score: bool, hint: bool) -> Opinion:
+        """Opinion on one exchange; both questions are answered at no cost, ``hint`` false leaves hints out."""
+        found_score, found_hint = judge_next_state(exchange, self._section)
+        kept = found_hint if hint and self._section.enable_hint_extraction else None
+        vote = Vote(score=found_score, hint=kept)
+        return Opinion(Judgement(score=found_score, hint=kept, votes=(vote,), backend=self.name))
+
+    async def ready(self) -> bool:
+        """Always: nothing is depended on."""
+        return True
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def judge_next_state(exchange: Exchange, section: OpdSection) -> tuple[int | None, str | None]:
+    """``(score, hint)`` of the whole next state."""
+    verdicts = [read_text(text, section) for text in user_texts(exchange.next_state)]
+    hints = [verdict.hint for verdict in verdicts if verdict.hint]
+    scores = [verdict.score for verdict in verdicts if verdict.score]
+    if scores:
+        return (-1 if -1 in scores else 1), (hints[-1] if hints else None)
+    results = tool_results(exchange.next_state)
+    tools = tool_score(results)
+    if tools is not None:
+        return tools, (hints[-1] if hints else None)
+    if verdicts and not results:
+        return 0, (hints[-1] if hints else None)
+    return None, None
+
+
+def tool_score(results: list[ToolResult]) -> int | None:
+    """-1 when any tool failed, +1 when one says it succeeded, 0 for other output, ``None`` when none is judged."""
+    judged = [score for result in results if (score := _one_tool(result)) is not None]
+    if not judged:
+        return None
+    return -1 if -1 in judged else max(judged)
+
+
+def _one_tool(result: ToolResult) -> int | None:
+    if p.TOOL_UNJUDGED.search(result.text):
+        return None
+    if result.is_error is not None:
+        return -1 if result.is_error else 1
+    if any(pattern.search(result.text) for pattern in p.TOOL_ERROR):
+        return -1
+    if any(pattern.search(result.text) for pattern in p.TOOL_SUCCESS):
+        return 1
+    return 0 if result.text.strip() else None
+
+
+def read_text(text: str, section: OpdSection) -> Verdict:
+    """Score and hint of one user message."""
+    clauses = split_clauses(text)
+    readings = [read_clause(clause) for clause in clauses]
+    mood = _mood(readings, text)
+    directed = _settle_fragments(readings, mood)
+    score = _score(readings, mood, directed)
+    if score == 0:
+        return Verdict(0)
+    return Verdict(score, _hint(text, readings, section))
+
+
+def _mood(readings: list[Reading], text: str) -> _Mood:
+    kinds = {reading.kind for reading in readings}
+    if kinds & {Kind.COMPLAINT, Kind.CORRECTION} or p.EMOJI_COMPLAIN.search(text):
+        return _Mood.COMPLAINT
+    if Kind.APPROVAL in kinds or p.EMOJI_APPROVE.search(text):
+        return _Mood.APPROVAL
+    return _Mood.NEUTRAL
+
+
+def _settle_fragments(readings: list[Reading], mood: _Mood) -> bool:
+    """Decide what bare fragments of form are; true when the message directs or confirms a form anywhere."""
+    affirmed = bool(readings) and readings[0].affirms
+    directed = any(reading.kind is Kind.DIRECTION for reading in readings)
+    requested = {reading.clause.sentence for reading in readings if p.PLEASE.search(reading.clause.shape)}
+    for index, reading in enumerate(readings):
+        if reading.kind is not Kind.FRAGMENT:
+            continue
+        following = readings[index + 1] if index + 1 < len(readings) else None
+        frames_question = (
+            following is not None
+            and following.kind in (Kind.QUESTION, Kind.TASK)
+            and following.clause.sentence == reading.clause.sentence
+        )
+        if frames_question or (mood is _Mood.NEUTRAL and not affirmed and not directed):
+            asked = reading.clause.sentence in requested and not frames_question
+            reading.kind = Kind.DIRECTION if asked else Kind.OTHER
+            reading.carries = asked
+            directed = directed or asked
+        else:
+            reading.carries = True
+    return directed
+
+
+def _score(readings: list[Reading], mood: _Mood, directed: bool) -> int:
+    if mood is _Mood.COMPLAINT:
+        return -1
+    if mood is _Mood.APPROVAL:
+        contrasted = any(
+            reading.contrasts and reading.kind in (Kind.DIRECTION, Kind.FRAGMENT) for reading in readings
+        )
+        return -1 if contrasted else 1
+    if directed:
+        return -1
+    # "Yes, one short sentence": an affirmed form is a confirmation.
+    return 1 if any(reading.kind is Kind.FRAGMENT and reading.carries for reading in readings) else 0
+
+
+def _hint(text: str, readings: list[Reading], section: OpdSection) -> str | None:
+    runs = _runs(readings, lambda reading: reading.carries)
+    if not runs:
+        runs = _runs(readings, lambda reading: reading.kind is Kind.COMPLAINT)
+    pieces = [piece for run in runs if (piece := _spoken(text, run))]
+    # A very short wish counts with its politeness: the words are the user's either way.
+    verbatim = [_sentence(text[run[0].clause.start : _polite_end(readings, run)]) for run in runs]
+    candidates = [" ".join(pieces), *sorted(pieces, key=len, reverse=True), *verbatim]
+    for candidate in candidates:
+        if hint_problem(candidate, "", section) is None:
+            return candidate
+    return None
+
+
+def _polite_end(readings: list[Reading], run: list[Reading]) -> int:
+    """Where the run ends, with the politeness that follows it in its sentence."""
+    last = readings.index(run[-1])
+    following = readings[last + 1 : last + 2]
+    if following and following[0].kind is Kind.PLEASANTRY and run[-1].next_to(following[0]):
+        return following[0].clause.end
+    return run[-1].clause.end
+
+
+def _runs(readings: list[Reading], starts: Callable[[Reading], bool]) -> list[list[Reading]]:
+    """Runs of neighbouring clauses of one sentence that belong to a hint: a carrier and what continues it."""
+    runs: list[list[Reading]] = []
+    for reading in readings:
+        open_run = runs[-1] if runs and runs[-1][-1].next_to(reading) else None
+        if starts(reading):
+            if open_run is not None:
+                open_run.append(reading)
+            else:
+                runs.append([reading])
+        elif open_run is not None and reading.continues:
+            open_run.append(reading)
+    return runs
+
+
+def _spoken(text: str, run: list[Reading]) -> str:
+    """The run's words without what is only polite, begun with a capital and closed with a stop."""
+    start, end = run[0].clause.start, run[-1].clause.end
+    words = _without_openers(text[start:end].strip(" \t\n,;:-–—()"))
+    words = p.TRAILING.sub("", words).strip(" \t\n,;:-–—(")
+    if words.count(")") > words.count("("):
+        words = words.rstrip(")")
+    return _sentence(words)
+
+
+def _sentence(words: str) -> str:
+    words = " ".join(words.split())
+    if not words:
+        return ""
+    words = words[0].upper() + words[1:]
+    return words if words[-1] in ".!?…\"'`" else words + "."
+
+
+def _without_openers(words: str) -> str:
+    match = p.OPENER.match(words.lower().replace("’", "'"))
+    rest = words[match.end() :] if match else words
+    return rest if rest.strip() else words
+
+
+def clause_texts(text: str) -> list[tuple[str, Clause]]:
+    """Clauses with their original text; for looking at what the rules saw."""
+    return [(text[clause.start : clause.end], clause) for clause in split_clauses(text)]

@@ -1,0 +1,106 @@
+"""Reads one vote out of a judge's own completion. Never looks at the prompt; what cannot be read is a failed vote.
+
+Repeated verdicts that agree count once; repeated ones that disagree fail. Reasoning in a leading
+``<think>…</think>`` is no part of the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from hintloop_contract.messages import Vote
+
+from hintloop_judge.errors import VoteError
+from hintloop_judge.prompts import Question
+
+_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
+_NO_HINT = "[NO_HINT]"
+_THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+_SCORES = {"+1": 1, "1": 1, "0": 0, "-1": -1, "\u22121": -1}
+
+
+def parse_vote(question: Question, completion: dict[str, Any], *, schema: bool) -> Vote:
+    """A vote from a chat completion body; one that cannot be counted has ``failed`` set to the reason."""
+    try:
+        text = completion_text(completion)
+        if question == "score":
+            return Vote(score=_schema_score(text) if schema else _boxed_score(text))
+        return Vote(hint=_schema_hint(text) if schema else _marked_hint(text))
+    except VoteError as error:
+        return Vote(failed=str(error))
+
+
+def completion_text(completion: dict[str, Any]) -> str:
+    """The judge's words.
+
+    Raises:
+        VoteError: there are none, or they were cut.
+    """
+    choices = completion.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise VoteError("the judge's answer has no choices")
+    if choices[0].get("finish_reason") == "length":
+        raise VoteError("cut by the token limit (prm.hint_max_tokens)")
+    message = choices[0].get("message")
+    text = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise VoteError("the judge's answer is empty")
+    text = _THINK.sub("", text, count=1)
+    if "<think>" in text:
+        raise VoteError("the judge's reasoning does not end")
+    return text
+
+
+def _boxed_score(text: str) -> int:
+    found = [item.replace(" ", "") for item in _BOXED.findall(text)]
+    if not found:
+        raise VoteError("no \\boxed{} in the judge's answer")
+    strange = [item for item in found if item not in _SCORES]
+    if strange:
+        raise VoteError(f"\\boxed{{{strange[0][:20]}}} is none of +1, 0, -1")
+    scores = {_SCORES[item] for item in found}
+    if len(scores) > 1:
+        raise VoteError("several \\boxed{} disagree")
+    return scores.pop()
+
+
+def _marked_hint(text: str) -> str | None:
+    hints = {" ".join(item.split()) for item in _HINT.findall(text)}
+    declined = _NO_HINT in text
+    if not hints and not declined:
+        raise VoteError("neither a hint between its markers nor [NO_HINT] in the judge's answer")
+    if len(hints) > 1 or (hints and declined):
+        raise VoteError("several hints, or a hint and [NO_HINT]")
+    if declined:
+        return None
+    return hints.pop() or None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise VoteError("the judge's answer is not the JSON that was asked") from None
+    if not isinstance(value, dict):
+        raise VoteError("the judge's answer is no JSON object")
+    return value
+
+
+def _schema_score(text: str) -> int:
+    score = _object(text).get("score")
+    if isinstance(score, bool) or score not in (-1, 0, 1):
+        raise VoteError(f"score {str(score)[:20]!r} is none of 1, 0, -1")
+    return int(score)
+
+
+def _schema_hint(text: str) -> str | None:
+    value = _object(text)
+    if "hint" not in value:
+        raise VoteError("the judge's answer has no field hint")
+    hint = value["hint"]
+    if hint is not None and not isinstance(hint, str):
+        raise VoteError("the field hint is neither text nor null")
+    return (" ".join(hint.split()) or None) if hint is not None else None

@@ -1,0 +1,93 @@
+"""Builds the judge from its configuration and runs its stream worker. The only place that knows all parts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+from hintloop_contract.broker import Broker
+from hintloop_contract.config.needs import signal_needs
+from hintloop_contract.config.schema import Config
+from hintloop_contract.messages import Stage
+from hintloop_contract.streams import JUDGED, TURNS
+from hintloop_contract.worker import StreamWorker, WorkerOptions
+from prometheus_client import CollectorRegistry
+
+from hintloop_judge.app import JudgeDeps
+from hintloop_judge.backends import Backend
+from hintloop_judge.endpoint import ChatEndpoint
+from hintloop_judge.judging import TurnJudge
+from hintloop_judge.llm import LlmBackend
+from hintloop_judge.metrics import JudgeMetrics
+from hintloop_judge.prompts import QUESTIONS, load_prompts
+from hintloop_judge.rules import RulesBackend
+
+SERVICE = "judge"
+
+
+async def build_deps(
+    config: Config,
+    broker: Broker,
+    *,
+    directory: Path | None = None,
+    registry: CollectorRegistry | None = None,
+) -> JudgeDeps:
+    """Build the judge. Contacts nothing.
+
+    Args:
+        config: the resolved configuration.
+        broker: the streams.
+        directory: where the configuration file lies; a custom loss is looked up there first.
+        registry: where metrics go; a new one when ``None``.
+
+    Raises:
+        ConfigError, PromptError: the custom loss or the prompts cannot be used.
+    """
+    metrics = JudgeMetrics(registry)
+    needs = signal_needs(config, directory)
+    return JudgeDeps(config, broker, _backend(config, metrics), needs, metrics)
+
+
+def _backend(config: Config, metrics: JudgeMetrics) -> Backend:
+    if config.prm.judge_backend == "rules":
+        return RulesBackend(config.opd)
+    prompts = load_prompts(config.prm.judge_prompt_dir)
+    backend = LlmBackend(config.opd, config.prm, ChatEndpoint(config.prm), prompts, metrics)
+    for question in QUESTIONS:
+        if backend.num_asked(question) < config.opd.judge_vote_count:
+            key = "opd.judge_temperature" if question == "score" else "prm.hint_temperature"
+            structlog.get_logger().warning(
+                f"{config.opd.judge_vote_count} {question} votes at temperature 0 are one vote; it is asked once. "
+                f"Raise {key} for votes that can differ",
+                question=question,
+            )
+    return backend
+
+
+async def run_worker(deps: JudgeDeps, stop: asyncio.Event) -> None:
+    """Judge the stream until ``stop`` is set."""
+    config = deps.config
+    handler = TurnJudge(
+        deps.broker,
+        deps.backend,
+        deps.needs,
+        deps.metrics,
+        drop_without_hint=config.opd.drop_sample_without_hint,
+        max_staleness_steps=config.training.max_staleness_steps,
+    )
+    options = WorkerOptions(
+        service=SERVICE,
+        stage=Stage.JUDGE,
+        source=TURNS,
+        sink=JUDGED,
+        slots=config.prm.max_concurrency,
+        claim_idle_ms=config.redis.claim_idle_ms,
+        max_attempts=config.redis.max_attempts,
+        sink_bound=config.admission_limit,
+    )
+    await deps.broker.ensure_groups()
+    try:
+        await StreamWorker(deps.broker, options, handler, deps.backend.ready).run(stop)
+    finally:
+        await deps.backend.close()
