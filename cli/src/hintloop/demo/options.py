@@ -25,7 +25,7 @@ _TOPK_LOSS = "openclaw_opd/losses/topk_reverse_kl.py"
 
 def _started() -> float:
     """Epoch seconds at which the set-up began; `make` says so, because it builds environments first."""
-    given = os.environ.get("HINTLOOP_DEMO_STARTED", "")
+    given = os.environ.get("HINTLOOP_STARTED_AT", "")
     return float(given) if given.replace(".", "", 1).isdigit() else time.time()
 
 
