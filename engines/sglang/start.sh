@@ -15,6 +15,9 @@ flags=(
     --host 127.0.0.1 --port "$port"
     --dtype "$dtype" --context-length "$max_model_len"
     --skip-server-warmup
+    # Also a condition of exact capture: without a parser SGLang streams no log-probability for a token that
+    # adds no text, the end-of-turn token among them.
+    --tool-call-parser hermes
     # Sampling defaults come from the request alone, never from the checkpoint's folder.
     --sampling-defaults openai
     --log-level warning
