@@ -1,0 +1,104 @@
+"""The little of ASGI that the hot path needs: read a body, send an answer, notice that the client went away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from hintloop_rollout_proxy.errors import ClientGoneError, RefusedError, RequestTooLargeError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+JSON_HEADERS: RawHeaders = [(b"content-type", b"application/json")]
+
+
+async def read_body(receive: Receive, headers: MutableMapping[bytes, bytes], max_bytes: int) -> bytes:
+    """The request's whole body.
+
+    Raises:
+        RequestTooLargeError: it is larger than ``max_bytes``.
+        ClientGoneError: the client left while sending it.
+    """
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large(int(declared), max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError("the client closed the connection while sending its request")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise too_large(size, max_bytes)
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def too_large(size: int, max_bytes: int) -> RequestTooLargeError:
+    """The error for a body of ``size`` bytes."""
+    return RequestTooLargeError(
+        f"the request body has {size} bytes, {max_bytes} are allowed; raise proxy.max_request_bytes to accept it"
+    )
+
+
+async def send_start(send: Send, status: int, headers: RawHeaders) -> None:
+    """Begin an answer."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_body(send: Send, body: bytes, *, more: bool = False) -> None:
+    """Send (a part of) the body."""
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def send_whole(send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+    """Send a whole answer with its length."""
+    await send_start(send, status, [*headers, (b"content-length", str(len(body)).encode())])
+    await send_body(send, body)
+
+
+async def send_refusal(send: Send, error: RefusedError) -> None:
+    """Send one of the proxy's own errors."""
+    await send_whole(send, error.status, JSON_HEADERS, error.body())
+
+
+class DisconnectWatch:
+    """Cancels the task that answers as soon as the client is gone, so that the engine stops generating.
+
+    ``gone`` tells that cancellation apart from one that comes from outside.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        """Watch ``receive``, whose body has been read."""
+        self.gone = False
+        self._receive = receive
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> DisconnectWatch:
+        """Start watching on behalf of the current task."""
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop watching."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._task = None
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,74 @@
+"""Errors of the proxy, named by boundary. Each becomes a JSON answer in OpenAI's error shape, or stops the start."""
+
+from __future__ import annotations
+
+import msgspec
+from hintloop_contract.errors import HintloopError
+
+
+class RolloutProxyError(HintloopError):
+    """Base of the proxy's errors."""
+
+
+class RefusedError(RolloutProxyError):
+    """A request that the proxy answers itself. ``status`` is the HTTP status, ``kind`` and ``code`` OpenAI's."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code = "bad_request"
+
+    def body(self) -> bytes:
+        """The answer: JSON ``{"error": {message, type, param, code}}``."""
+        error = {"message": str(self), "type": self.kind, "param": None, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class UnauthorizedError(RefusedError):
+    """The client's key is missing or unknown."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PathRefusedError(RefusedError):
+    """The path is not on the allow-list."""
+
+    status = 404
+    kind = "not_found_error"
+    code = "path_not_allowed"
+
+
+class RequestTooLargeError(RefusedError):
+    """The body exceeds ``proxy.max_request_bytes``."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class EngineUnreachableError(RefusedError):
+    """No policy engine could be reached, or it closed the connection before answering."""
+
+    status = 502
+    kind = "upstream_error"
+    code = "engine_unreachable"
+
+
+class EngineTimeoutError(RefusedError):
+    """The engine did not finish within ``proxy.request_timeout_s``."""
+
+    status = 504
+    kind = "upstream_error"
+    code = "engine_timeout"
+
+
+class ClientGoneError(RolloutProxyError):
+    """The client closed the connection before it had sent its request."""
+
+
+class ProbeError(RolloutProxyError):
+    """The engine's conventions could not be determined; the message says what was seen."""
+
+
+class SpoolError(RolloutProxyError):
+    """The disk spool cannot be used; the message names the directory and the fix."""

@@ -1,0 +1,201 @@
+"""Runs the linker against the streams: one active per policy, by a lease with a fencing token.
+
+Captures stay pending until their turn is settled, so whoever becomes active rebuilds the state by reading them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from hintloop_contract.broker import Broker, Entry
+from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import DependencyError
+from hintloop_contract.ids import consumer_name
+from hintloop_contract.messages import Capture, DropReason, Stage
+from hintloop_contract.messages import Drop as DropMessage
+from hintloop_contract.streams import CAPTURES, TURNS
+
+from hintloop_rollout_proxy.flight import REGISTER_WITHIN_MS
+from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions
+from hintloop_rollout_proxy.metrics import ProxyMetrics
+from hintloop_rollout_proxy.turns import find_obstacle, linked_turn, turn_record
+
+READ_COUNT = 100
+BLOCK_MS = 100
+RETRY_S = 0.5
+#: Seconds after Redis' return during which no deadline passes: spooled captures come in first.
+CALM_S = 5.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to decide: ``token`` fences every write, ``renew_at`` is monotonic seconds."""
+
+    token: int
+    renew_at: float
+
+
+class LinkerTask:
+    """Links the captures of one policy while it holds the lease."""
+
+    def __init__(self, broker: Broker, config: Config, metrics: ProxyMetrics) -> None:
+        """Link what ``broker`` holds."""
+        self._broker = broker
+        self._config = config
+        self._metrics = metrics
+        self._consumer = consumer_name("rollout-proxy")
+        self._lease_ms = config.linker.lease_ms
+        self._lease: Lease | None = None
+        self._linker = self._make_linker()
+        self._pending: dict[str, Entry[Any]] = {}
+        self._todo: deque[Decision] = deque()
+        self._calm_until = 0.0
+
+    def _make_linker(self) -> Linker:
+        rollout = self._config.rollout
+        return Linker(
+            LinkerOptions(
+                settle_ms=self._config.linker.settle_ms,
+                session_timeout_ms=int(rollout.session_timeout_sec * 1000),
+                max_turns_per_session=rollout.max_turns_per_session,
+                grace_ms=REGISTER_WITHIN_MS,
+            )
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Link until ``stop``. Undecided captures stay pending for whoever comes next."""
+        while not stop.is_set():
+            try:
+                if await self._hold_lease():
+                    await self.step()
+                else:
+                    await asyncio.sleep(self._lease_ms / 3000)
+            except DependencyError as error:
+                log.warning("linker waits", error=str(error))
+                self._calm_until = time.monotonic() + CALM_S
+                await asyncio.sleep(RETRY_S)
+        self._metrics.active.set(0)
+
+    async def _hold_lease(self) -> bool:
+        """Acquire or renew when due. Rebuilds the state unless nobody else can have decided in between."""
+        if self._lease is not None and time.monotonic() < self._lease.renew_at:
+            return True
+        token = await self._broker.acquire_lease(self._consumer, self._lease_ms)
+        self._metrics.active.set(0 if token is None else 1)
+        if token is None:
+            self._lease = None
+            return False
+        before = self._lease
+        self._lease = Lease(token, time.monotonic() + self._lease_ms / 3000)
+        if before is None or token > before.token + 1:
+            await self._rebuild()
+        await self._broker.renew(CAPTURES, self._consumer, [entry.entry_id for entry in self._pending.values()])
+        return True
+
+    async def _rebuild(self) -> None:
+        """Read again what is pending: our own, and what earlier linkers left."""
+        self._linker = self._make_linker()
+        self._todo.clear()
+        self._pending = {}
+        self._calm_until = time.monotonic() + CALM_S
+        held: list[Entry[Any]] = []
+        after = "0"
+        while entries := await self._broker.reread(CAPTURES, self._consumer, READ_COUNT, after):
+            held.extend(entries)
+            after = entries[-1].entry_id
+        while entries := await self._claim():
+            held.extend(entries)
+        self._feed(sorted({entry.entry_id: entry for entry in held}.values(), key=_stream_order))
+        log.info("linker active", token=self._lease.token if self._lease else None, pending=len(self._pending))
+
+    async def _claim(self) -> list[Entry[Any]]:
+        # A linker renews what it holds with its lease, a third of its length apart.
+        return await self._broker.claim(CAPTURES, self._consumer, READ_COUNT, self._lease_ms // 2)
+
+    def _feed(self, entries: list[Entry[Any]]) -> None:
+        for entry in entries:
+            if entry.turn_id not in self._pending:
+                self._pending[entry.turn_id] = entry
+                self._todo.extend(self._linker.feed(entry.message))
+
+    async def step(self) -> None:
+        """Read, link, settle, write: once."""
+        now_ms = await self._broker.time_ms()
+        # Asked before reading: whatever is no longer in flight by now has its capture in the stream.
+        horizon_ms = now_ms - int(self._config.proxy.request_timeout_s * 1000) - 60_000
+        oldest_ms = await self._broker.inflight_oldest(horizon_ms)
+        entries = await self._broker.read(CAPTURES, self._consumer, READ_COUNT, BLOCK_MS)
+        self._feed(entries)
+        if len(entries) < READ_COUNT and time.monotonic() >= self._calm_until:
+            self._todo.extend(self._linker.tick(now_ms, oldest_ms))
+        await self._apply()
+        self._metrics.pending.set(len(self._pending))
+
+    async def flush(self) -> None:
+        """Settle everything now (tests, imports)."""
+        self._todo.extend(self._linker.flush())
+        await self._apply()
+
+    async def _apply(self) -> None:
+        """Write what was decided, in order. What cannot be written stays for the next time."""
+        if not self._todo:
+            return
+        room = self._config.admission_limit - await self._broker.untrained()
+        now_ms = await self._broker.time_ms()
+        while self._todo:
+            decision = self._todo[0]
+            if isinstance(decision, Link):
+                room -= await self._link(decision, room, now_ms)
+            elif isinstance(decision, Drop):
+                await self._drop(decision.turn_id, decision.reason, decision.detail)
+            self._todo.popleft()
+
+    async def _link(self, link: Link, room: int, now_ms: int) -> int:
+        """Release a turn unless something forbids it; how much room it took."""
+        entry = self._pending.get(link.turn_id)
+        if entry is None:
+            return 0
+        capture: Capture = entry.message
+        obstacle = find_obstacle(capture, self._config.training)
+        if obstacle is None and room < 1:
+            obstacle = (
+                DropReason.BACKPRESSURE,
+                f"{self._config.admission_limit} turns wait untrained already (max_staleness_steps x train_batch_size)",
+            )
+        if obstacle is not None:
+            await self._drop(link.turn_id, *obstacle)
+            return 0
+        turn, record = linked_turn(capture, link, now_ms), turn_record(capture, link)
+        done = await self._broker.commit(entry, TURNS, turn, record=record, fence=self._token)
+        self._pending.pop(link.turn_id)
+        if done:
+            self._metrics.linked.inc()
+        return int(done)
+
+    async def _drop(self, turn_id: str, reason: str, detail: str) -> None:
+        entry = self._pending.get(turn_id)
+        if entry is None:
+            return
+        stage = Stage.CAPTURE if reason == entry.message.problem else Stage.LINK
+        drop = DropMessage(
+            turn_id=turn_id, stage=str(stage), reason=str(reason), detail=detail, tenant=entry.message.tenant
+        )
+        if await self._broker.drop(entry, drop, fence=self._token):
+            self._metrics.dropped.labels(str(reason)).inc()
+        self._pending.pop(turn_id)
+
+    @property
+    def _token(self) -> int | None:
+        return None if self._lease is None else self._lease.token
+
+
+def _stream_order(entry: Entry[Any]) -> tuple[int, int]:
+    milliseconds, _, number = entry.entry_id.partition("-")
+    return int(milliseconds), int(number)

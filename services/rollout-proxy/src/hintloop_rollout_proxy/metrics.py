@@ -1,0 +1,45 @@
+"""What the proxy and the linker count, in a registry of their own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class ProxyMetrics:
+    """Prometheus metrics; names begin with ``hintloop_proxy_`` or ``hintloop_linker_``."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter(
+            "hintloop_proxy_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
+        )
+        self.in_flight = Gauge("hintloop_proxy_in_flight", "Requests being answered.", registry=registry)
+        self.captured = Counter("hintloop_proxy_captured", "Captures by status.", ["status"], registry=registry)
+        self.problems = Counter("hintloop_proxy_problems", "Captures with a problem.", ["reason"], registry=registry)
+        self.uncaptured = Counter(
+            "hintloop_proxy_uncaptured", "Generating requests served without capture.", ["path"], registry=registry
+        )
+        self.lost = Counter("hintloop_proxy_lost", "Captures lost, by cause.", ["cause"], registry=registry)
+        self.spooled = Counter("hintloop_proxy_spooled", "Captures written to the disk spool.", registry=registry)
+        self.spool_bytes = Gauge("hintloop_proxy_spool_bytes", "Bytes in the disk spool.", registry=registry)
+        self.queue = Gauge("hintloop_proxy_queue", "Captures waiting to be written.", registry=registry)
+        self.first_byte = Histogram(
+            "hintloop_proxy_first_byte_seconds",
+            "Seconds from the request's arrival to the answer's first byte.",
+            buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+            registry=registry,
+        )
+        self.linked = Counter("hintloop_linker_linked", "Turns released.", registry=registry)
+        self.dropped = Counter("hintloop_linker_dropped", "Turns dropped, by reason.", ["reason"], registry=registry)
+        self.pending = Gauge("hintloop_linker_pending", "Captures whose turn is undecided.", registry=registry)
+        self.active = Gauge(
+            "hintloop_linker_active", "1 while this process holds the linker's lease.", registry=registry
+        )
+
+    def render(self) -> bytes:
+        """Prometheus text."""
+        return generate_latest(self.registry)

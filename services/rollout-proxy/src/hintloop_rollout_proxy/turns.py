@@ -1,0 +1,87 @@
+"""Builds the messages that leave the linker: a turn and its record, from a capture and its link."""
+
+from __future__ import annotations
+
+import msgspec
+from hintloop_contract.config.schema import TrainingSection
+from hintloop_contract.messages import Capture, DropReason, LinkedTurn, TurnRecord
+
+from hintloop_rollout_proxy.linking import Link
+from hintloop_rollout_proxy.problems import Problem
+
+#: Members of a request, besides messages and tools, that shape how an engine renders its prompt.
+RENDERING_MEMBERS = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "include_reasoning",
+    "mm_processor_kwargs",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "separate_reasoning",
+    "tool_choice",
+)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def find_obstacle(capture: Capture, training: TrainingSection) -> Problem | None:
+    """Why a linked turn is dropped all the same, or ``None``."""
+    missing = [
+        name
+        for name in ("answer", "prompt_ids", "response_ids", "logprobs", "version_oldest", "version_newest")
+        if getattr(capture, name) is None
+    ]
+    if missing:
+        return DropReason.NOT_TRAINABLE, f"the capture lacks {', '.join(missing)}"
+    if capture.version_oldest != capture.version_newest and not training.allow_mixed_version:
+        return DropReason.MIXED_VERSION, f"weights {capture.version_oldest} to {capture.version_newest}"
+    if capture.sampling.constrained and not training.allow_constrained:
+        return DropReason.CONSTRAINED, "training.allow_constrained is false"
+    return None
+
+
+def linked_turn(capture: Capture, link: Link, now_ms: int) -> LinkedTurn:
+    """The turn's message; ``find_obstacle`` found nothing."""
+    assert capture.version_oldest is not None and capture.version_newest is not None
+    assert capture.prompt_ids is not None and capture.response_ids is not None
+    return LinkedTurn(
+        turn_id=capture.turn_id,
+        tenant=capture.tenant,
+        session_id=link.session_id,
+        turn_index=link.turn_index,
+        api=capture.api,
+        engine=capture.engine,
+        engine_url=capture.engine_url,
+        behaviour_space=capture.behaviour_space,
+        sampling=capture.sampling,
+        finish_reason=capture.finish_reason,
+        version_oldest=capture.version_oldest,
+        version_newest=capture.version_newest,
+        spans=capture.spans,
+        num_prompt_tokens=len(capture.prompt_ids),
+        num_response_tokens=len(capture.response_ids),
+        captured_ms=capture.end_ms,
+        linked_ms=now_ms,
+    )
+
+
+def turn_record(capture: Capture, link: Link) -> TurnRecord:
+    """What the turn consists of; ``find_obstacle`` found nothing."""
+    assert capture.answer is not None and capture.prompt_ids is not None
+    assert capture.response_ids is not None and capture.logprobs is not None
+    fields = _fields_decoder.decode(capture.request)
+    tools = bytes(fields["tools"]) if "tools" in fields else b"null"
+    return TurnRecord(
+        turn_id=capture.turn_id,
+        messages=bytes(fields["messages"]),
+        tools=None if tools in (b"null", b"[]") else tools,
+        rendering=msgspec.json.encode({name: fields[name] for name in RENDERING_MEMBERS if name in fields}),
+        answer=capture.answer,
+        next_state=link.next_state,
+        prompt_ids=capture.prompt_ids,
+        response_ids=capture.response_ids,
+        logprobs=capture.logprobs,
+    )

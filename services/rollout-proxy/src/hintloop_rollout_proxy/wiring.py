@@ -1,0 +1,186 @@
+"""Puts the proxy together from a configuration and runs it. Owns construction, start and shutdown order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
+
+import structlog
+import uvicorn
+from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import ConfigError, DependencyError
+from hintloop_contract.redis_broker import RedisBroker, connect
+
+from hintloop_rollout_proxy.app import make_app
+from hintloop_rollout_proxy.clock import RedisClock
+from hintloop_rollout_proxy.deps import ProxyDeps
+from hintloop_rollout_proxy.engines import dialect_of
+from hintloop_rollout_proxy.errors import SpoolError
+from hintloop_rollout_proxy.flight import InFlight
+from hintloop_rollout_proxy.gate import Gate
+from hintloop_rollout_proxy.linker_task import LinkerTask
+from hintloop_rollout_proxy.metrics import ProxyMetrics
+from hintloop_rollout_proxy.readiness import EngineWatch
+from hintloop_rollout_proxy.spool import Spool
+from hintloop_rollout_proxy.upstream import EnginePool, make_session
+from hintloop_rollout_proxy.versions import VersionView
+from hintloop_rollout_proxy.writer import CaptureWriter
+
+#: Seconds that answers in flight get to end at shutdown.
+GRACE_S = 10
+
+log = structlog.get_logger()
+
+
+@contextlib.asynccontextmanager
+async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
+    """Dependencies over ``broker``, with the client session open; no task runs yet. Raises ``SpoolError``."""
+    session = make_session()
+    try:
+        metrics, dialect = ProxyMetrics(), dialect_of(config.rollout.engine)
+        versions, flight = VersionView(broker), InFlight(broker)
+        gate = Gate([key.get_secret_value() for key in config.proxy.api_keys])
+        pool = EnginePool(config.engine_urls, session)
+        engine_key = config.policy.api_key.get_secret_value()
+        spool = Spool(config.proxy.spool_dir, config.proxy.spool_max_bytes)
+        writer = CaptureWriter(broker, spool, versions, flight, metrics)
+        writer.open()
+        yield ProxyDeps(
+            config=config,
+            gate=gate,
+            dialect=dialect,
+            pool=pool,
+            watch=EngineWatch(pool, dialect, engine_key),
+            clock=RedisClock(broker),
+            versions=versions,
+            flight=flight,
+            writer=writer,
+            metrics=metrics,
+            engine_key=engine_key if gate.checks_keys else None,
+        )
+    finally:
+        await session.close()
+
+
+@contextlib.asynccontextmanager
+async def running(deps: ProxyDeps) -> AsyncIterator[None]:
+    """The background tasks; at the end the writer drains, to Redis or to disk."""
+    with contextlib.suppress(DependencyError):
+        await deps.clock.measure()
+        await deps.versions.read()
+    loops = [deps.clock.run(), deps.versions.run(), deps.flight.run(), deps.watch.run()]
+    tasks = [_start(loop) for loop in loops]
+    writing = _start(deps.writer.run())
+    try:
+        yield
+    finally:
+        deps.writer.close()
+        await writing
+        with contextlib.suppress(DependencyError):
+            await deps.flight.register()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _start(loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(loop)
+    task.add_done_callback(_report)
+    return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A background task that fails is a bug; it is said aloud, not swallowed."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("background task failed", task=str(task.get_coro()), exc_info=task.exception())
+
+
+class ProxyServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own: shutdown is decided in :func:`serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class _CutAnswers(logging.Filter):
+    """Leaving an answer unfinished is how a broken engine stream is passed on; the proxy logs it itself."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "without completing response" not in record.getMessage()
+
+
+def make_server(deps: ProxyDeps) -> ProxyServer:
+    """The HTTP server over the app."""
+    logging.getLogger("uvicorn.error").addFilter(_CutAnswers())
+    proxy = deps.config.proxy
+    return ProxyServer(
+        uvicorn.Config(
+            make_app(deps),
+            host=proxy.host,
+            port=proxy.port,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+
+
+async def serve(config: Config, *, with_linker: bool) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: the spool cannot be used, or Redis could lose messages (``redis.check_durability``).
+    """
+    client = connect(config.redis.url.get_secret_value())
+    broker = RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await check_redis(config, broker)
+        async with make_deps(config, broker) as deps, running(deps):
+            server = make_server(deps)
+            serving = asyncio.create_task(server.serve())
+            linking = _start(LinkerTask(broker, config, deps.metrics).run(stop)) if with_linker else None
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            server.should_exit = True
+            await serving
+            if linking is not None:
+                await linking
+    except SpoolError as error:
+        raise ConfigError(str(error)) from error
+    finally:
+        await broker.close()
+
+
+async def check_redis(config: Config, broker: RedisBroker) -> None:
+    """Refuse a Redis that could lose messages. One that is away is no reason not to serve: captures are spooled."""
+    try:
+        await broker.ensure_groups()
+        problems = await broker.durability_problems() if config.redis.check_durability else []
+    except DependencyError as error:
+        log.warning("redis is away; captures wait on disk", error=str(error))
+        return
+    if problems:
+        raise ConfigError(
+            "redis.url points to a Redis that could lose messages: "
+            + "; ".join(problems)
+            + "; or set redis.check_durability = false to accept that"
+        )
