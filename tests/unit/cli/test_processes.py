@@ -35,11 +35,15 @@ def spec(*arguments: str, grace_s: float = 5.0) -> ProcessSpec:
     return ProcessSpec("program", [sys.executable, "-c", PROGRAM, *arguments], ready, 10.0, stop_grace_s=grace_s)
 
 
+def logged(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
 async def worker_pids(log: Path) -> list[int]:
     async with asyncio.timeout(20):
-        while not (log.exists() and log.read_text().strip()):
+        while not logged(log).strip():
             await asyncio.sleep(0.05)
-    return [int(pid) for pid in log.read_text().split()]
+    return [int(pid) for pid in logged(log).split()]
 
 
 def alive(pids: list[int]) -> list[int]:

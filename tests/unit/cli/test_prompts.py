@@ -22,7 +22,9 @@ def test_questions_never_state_the_preference() -> None:
 
 def test_reads_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "What is rain?", "topic": "rain"}\n\n{"prompt": "And snow?", "topic": "snow", "id": 7}\n')
+    path.write_text(
+        '{"prompt": "What is rain?", "topic": "rain"}\n\n{"prompt": "And snow?", "topic": "snow", "id": 7}\n'
+    )
     assert read_file(path) == [Question("What is rain?", "rain"), Question("And snow?", "snow")]
 
 

@@ -11,6 +11,12 @@ from hintloop.demo.preference import Answer
 from hintloop.demo.user import Ledger
 from rich.console import Console
 
+#: What every reader of the report relies on, in order.
+KEYS = [
+    *("captured", "linked", "judged", "hinted", "scored", "trained", "dropped", "steps", "method", "engine"),
+    *("policy_version_before", "policy_version_after", "advantage", "preference_before", "preference_after"),
+    *("requests", "refused_requests", "token_mismatches", "seconds"),
+]
 GOOD = Answer("What is rain?", "rain", "Rain is falling water.", "stop")
 BAD = Answer("What is rain?", "rain", "Rain is water. It falls. It is", "length")
 
@@ -19,7 +25,15 @@ def findings(**changes: object) -> report.Findings:
     values: dict[str, object] = {
         "options": DemoOptions(started=100.0),
         "snapshot": funnel.Snapshot(
-            steps={"captured": 70, "linked": 33, "judged": 32, "hinted": 32, "scored": 32, "batched": 32, "trained": 32},
+            steps={
+                "captured": 70,
+                "linked": 33,
+                "judged": 32,
+                "hinted": 32,
+                "scored": 32,
+                "batched": 32,
+                "trained": 32,
+            },
             drops={"link:no_next_state": 30, "capture:count_mismatch": 2, "link:count_mismatch": 1, "capture:side": 4},
         ),
         "steps": 2,
@@ -39,11 +53,7 @@ def findings(**changes: object) -> report.Findings:
 
 def test_report_has_exactly_the_promised_keys() -> None:
     content = report.report(findings())
-    assert list(content) == (
-        "captured linked judged hinted scored trained dropped steps method engine policy_version_before "
-        "policy_version_after advantage preference_before preference_after requests refused_requests "
-        "token_mismatches seconds"
-    ).split()
+    assert list(content) == KEYS
     assert set(content["advantage"]) == {"mean", "std", "share_positive", "share_negative"}
     assert {"satisfied", "joint", "n", "joint_ci"} <= set(content["preference_before"])
     assert set(content["seconds"]) == {"setup", "run"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
@@ -100,7 +101,7 @@ class Demo:
             for step in range(1, self.options.steps + 1):
                 self.view.step, self.view.phase = step, "talking and learning"
                 version_after = await self.rounds.step()
-                self._tell(step, version_after)
+                await self._tell(step, version_after)
         except DemoError as error:
             raise DemoError(f"{error}\n{await self._what_was_seen()}") from error
         after = await self._evaluate("after", held_out)
@@ -144,11 +145,20 @@ class Demo:
     def _see(self, snapshot: funnel.Snapshot) -> None:
         self.view.snapshot = snapshot
 
-    def _tell(self, step: int, version: int) -> None:
+    async def _logged(self, version: int) -> trainer_log.StepRecord | None:
+        """The trainer's line about ``version``; it is written shortly after the weights are released."""
+        for _ in range(20):
+            for record in trainer_log.read_steps(self.stack.config):
+                if record.version == version:
+                    return record
+            await asyncio.sleep(0.1)
+        return None
+
+    async def _tell(self, step: int, version: int) -> None:
         rates = measure(self.rounds.answers[-1])
         self.view.rounds.append(rates)
-        logged = trainer_log.read_steps(self.stack.config)
-        self.view.metrics = logged[-1].line() if logged else ""
+        logged = await self._logged(version)
+        self.view.metrics = logged.line() if logged else "metrics not written yet"
         self.display.line(
             f"step {step}/{self.options.steps}: version {version}, {self.view.metrics}, training answers before it: "
             f"{rates.satisfied:.0%} satisfied, {rates.joint:.0%} also on topic"

@@ -14,8 +14,9 @@ class StepRecord(msgspec.Struct, frozen=True):
     """One optimizer step."""
 
     step: int
+    version: int
     loss: float
-    num_tokens: int
+    tokens_trained: int
     advantage_mean: float
     advantage_std: float
     advantage_share_positive: float
@@ -25,7 +26,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     def advantages(self) -> StepAdvantages:
         """Advantages over the step's trained tokens."""
         return StepAdvantages(
-            self.num_tokens,
+            self.tokens_trained,
             self.advantage_mean,
             self.advantage_std,
             self.advantage_share_positive,

@@ -27,8 +27,8 @@ T = TypeVar("T")
 #: A checkpoint of a small model takes seconds on a slow disk; a step that is under way is finished first.
 TRAINER_GRACE_S = 120.0
 SERVICE_GRACE_S = 20.0
-SERVICE_TIMEOUT_S = 180.0
-TRAINER_TIMEOUT_S = 420.0
+SERVICE_TIMEOUT_S = engines.START_TIMEOUT_S + 60.0
+TRAINER_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class Stack:
             await self.supervisor.wait_ready("redis")
         client = connect(self.config.redis.url.get_secret_value())
         self._broker = RedisBroker(client, self.config.policy.name)
-        specs = self._engine_specs(plan)
+        # Proxy and PRM wait for their engines by themselves; the trainer's first act is to give its weights to one.
+        await self._start([*self._engine_specs(plan), *self._service_specs()])
+        await self._start([self._trainer_spec()])
+
+    async def _start(self, specs: Sequence[ProcessSpec]) -> None:
         for spec in specs:
             await self.supervisor.start(spec)
         await self.while_alive(self.supervisor.wait_ready(*(spec.name for spec in specs)))
-        services = self._service_specs()
-        for spec in services:
-            await self.supervisor.start(spec)
-        await self.while_alive(self.supervisor.wait_ready(*(spec.name for spec in services)))
 
     async def while_alive(self, waiting: Coroutine[Any, Any, T]) -> T:
         """The result of ``waiting``, unless a process dies meanwhile.
@@ -179,13 +179,15 @@ class Stack:
 
     def _service_specs(self) -> list[ProcessSpec]:
         config = self.config
-        proxy = f"http://{config.proxy.host}:{config.proxy.port}/health"
-        prm = f"http://{config.prm.host}:{config.prm.port}/v1/prm"
+        proxy = f"http://{config.proxy.host}:{config.proxy.port}/hintloop/ready"
+        prm = f"http://{config.prm.host}:{config.prm.port}/health"
         return [
             self._service("rollout-proxy", "hintloop_rollout_proxy", http_ready(proxy)),
             self._service("prm", "hintloop.local.prm", http_ready(prm)),
-            self._service("trainer", "hintloop_trainer", self._trainer_ready(), TRAINER_TIMEOUT_S, TRAINER_GRACE_S),
         ]
+
+    def _trainer_spec(self) -> ProcessSpec:
+        return self._service("trainer", "hintloop_trainer", self._trainer_ready(), TRAINER_TIMEOUT_S, TRAINER_GRACE_S)
 
     def _service(
         self,

@@ -1,0 +1,108 @@
+import random
+from typing import Any
+
+import pytest
+from hintloop import funnel
+from hintloop.demo.preference import Answer
+from hintloop.demo.prompts import Question
+from hintloop.demo.rounds import Rounds, num_missing, waiting
+from hintloop.errors import DemoError
+from hintloop_contract.broker import StreamCounts, WeightsState
+from hintloop_contract.testing.memory import MemoryBroker
+
+QUESTIONS = [Question(f"What is {n}?", str(n)) for n in range(20)]
+
+
+class FakeUser:
+    """Each conversation becomes a scored sample, except the first ``num_lost``."""
+
+    def __init__(self, broker: MemoryBroker, num_lost: int = 0) -> None:
+        self.broker = broker
+        self.num_lost = num_lost
+        self.asked: list[list[Question]] = []
+
+    async def converse_all(self, questions: list[Question]) -> list[Answer]:
+        self.asked.append(questions)
+        lost, self.num_lost = self.num_lost, 0
+        await self.broker.count("scored", len(questions) - lost)
+        if (await self.broker.funnel()).steps["scored"] >= 16:
+            await self.broker.count("batched", 16)
+            await self.broker.count("trained", 16)
+            await self.broker.set_weights(WeightsState(current=2, updating=None))
+        return [Answer(question.prompt, question.topic, "x", "stop") for question in questions]
+
+
+class FakeGreedy:
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    async def compare(self, prompt: str) -> bool:
+        self.prompts.append(prompt)
+        return True
+
+
+def rounds(broker: MemoryBroker, user: FakeUser, timeout_s: float = 20.0) -> tuple[Rounds, FakeGreedy]:
+    greedy: Any = FakeGreedy()
+    fake: Any = user
+    return Rounds(broker, fake, greedy, QUESTIONS, random.Random(0), timeout_s, lambda _: None), greedy
+
+
+async def test_a_round_holds_a_batch_of_conversations_and_ends_with_new_weights() -> None:
+    broker = MemoryBroker()
+    await broker.set_weights(WeightsState(current=1, updating=None))
+    user = FakeUser(broker)
+    session, greedy = rounds(broker, user)
+    assert await session.step() == 2
+    assert [len(asked) for asked in user.asked] == [16]
+    assert len(set(user.asked[0])) == 16
+    assert len(session.answers[0]) == 16
+    # 5 % of the 32 captured answers.
+    assert len(greedy.prompts) == 2
+    await broker.close()
+
+
+async def test_samples_that_were_lost_are_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hintloop.demo.rounds.QUIET_S", 0.2)
+    broker = MemoryBroker()
+    await broker.set_weights(WeightsState(current=1, updating=None))
+    user = FakeUser(broker, num_lost=3)
+    session, _ = rounds(broker, user)
+    assert await session.step() == 2
+    assert [len(asked) for asked in user.asked] == [16, 3]
+    await broker.close()
+
+
+async def test_a_step_that_does_not_come_is_an_error_that_counts_what_waits() -> None:
+    broker = MemoryBroker()
+    await broker.set_weights(WeightsState(current=1, updating=None))
+    user = FakeUser(broker, num_lost=16)
+    session, _ = rounds(broker, user, timeout_s=0.3)
+    with pytest.raises(DemoError, match="waits for 16 samples a step and 0 wait"):
+        await session.step()
+    await broker.close()
+
+
+async def test_questions_come_again_only_when_all_were_asked() -> None:
+    broker = MemoryBroker()
+    user = FakeUser(broker)
+    session, _ = rounds(broker, user)
+    session.answers.append([])
+    await session.talk(20)
+    await session.talk(20)
+    assert sorted(q.prompt for q in user.asked[0]) == sorted(q.prompt for q in user.asked[1])
+    assert user.asked[0] != user.asked[1]
+    await broker.close()
+
+
+@pytest.mark.parametrize(
+    ("scored", "batched", "trained", "on_the_way", "expected"),
+    [(13, 0, 0, 0, 3), (13, 0, 0, 1, 0), (16, 0, 0, 0, 0), (32, 32, 16, 0, 0), (30, 16, 16, 0, 3)],
+)
+def test_what_is_missing(scored: int, batched: int, trained: int, on_the_way: int, expected: int) -> None:
+    snapshot = funnel.Snapshot(
+        steps={"scored": scored, "batched": batched, "trained": trained},
+        drops={"train:stale": 1, "link:no_next_state": 5} if scored == 30 else {},
+        streams={"turns": StreamCounts(on_the_way, 0), "judged": StreamCounts(0, 0)},
+    )
+    assert num_missing(snapshot) == expected
+    assert waiting(snapshot) == scored - batched - (1 if scored == 30 else 0)
