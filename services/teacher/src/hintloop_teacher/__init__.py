@@ -1,0 +1,1 @@
+"""The teacher: log-probabilities of the very tokens that were answered, under the prompt with the hint."""

@@ -1,0 +1,1 @@
+"""How each kind of PRM engine is asked for forced scores; one module each."""

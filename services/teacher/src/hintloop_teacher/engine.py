@@ -1,0 +1,66 @@
+"""The PRM engine over its life: probed before the first score, and again whenever it was away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from hintloop_contract.config.schema import PrmSection
+from hintloop_contract.errors import DependencyError
+
+from hintloop_teacher.http import EngineClient
+from hintloop_teacher.probe import ProbeReport, probe
+from hintloop_teacher.scoring import DEPENDENCY, ForcedScorer
+from hintloop_teacher.vocabulary import Vocabulary
+
+
+class TeacherEngine:
+    """Holds the scorer once the engine is probed."""
+
+    def __init__(self, client: EngineClient, section: PrmSection, vocabulary: Vocabulary, top_k: int) -> None:
+        """``top_k``: candidates per token that the method needs."""
+        self._client = client
+        self._section = section
+        self._vocabulary = vocabulary
+        self._top_k = top_k
+        self._scorer: ForcedScorer | None = None
+        self._report: ProbeReport | None = None
+        self._probing = asyncio.Lock()
+        self._log = structlog.get_logger()
+
+    @property
+    def scorer(self) -> ForcedScorer:
+        """The scorer. Raises ``DependencyError`` before the probe."""
+        if self._scorer is None:
+            raise DependencyError(DEPENDENCY, f"{self._client.root_url} is not probed yet")
+        return self._scorer
+
+    @property
+    def report(self) -> ProbeReport | None:
+        """What the probe found, or ``None`` before it."""
+        return self._report
+
+    async def prepare(self) -> ProbeReport:
+        """Probe the engine.
+
+        Raises:
+            ProbeError: it cannot serve as teacher.
+            DependencyError: it is away.
+        """
+        async with self._probing:
+            scorer, report = await probe(self._client, self._section, self._vocabulary, self._top_k)
+            self._scorer, self._report = scorer, report
+            self._log.info("prm engine probed", **report.as_dict())
+            return report
+
+    async def ready(self) -> bool:
+        """Whether the engine is back: it answers, and still can teach (another one may stand there now)."""
+        try:
+            await self.prepare()
+        except DependencyError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()

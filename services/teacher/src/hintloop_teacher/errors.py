@@ -1,0 +1,59 @@
+"""Errors of the teacher, named by boundary. An engine that is away is the contract's ``DependencyError``."""
+
+from __future__ import annotations
+
+from hintloop_contract.errors import HintloopError
+from hintloop_contract.messages import DropReason
+
+
+class RecordError(HintloopError):
+    """A turn's record is freed or does not hold what it must."""
+
+
+class RefusedError(HintloopError):
+    """An engine answered a request with 4xx: the request is at fault, not the engine."""
+
+    def __init__(self, url: str, status: int, text: str) -> None:
+        super().__init__(f"{url} answered {status}: {text}")
+        self.status = status
+        self.text = text
+
+
+class ProbeError(HintloopError):
+    """The PRM engine cannot serve as teacher; the message says why and what to change."""
+
+
+class TeachError(HintloopError):
+    """A turn cannot be taught; ``reason`` is what it drops as."""
+
+    reason: DropReason
+
+
+class RenderMismatchError(TeachError):
+    """The policy engine does not render the captured messages to the captured ids."""
+
+    reason = DropReason.RENDER_MISMATCH
+
+
+class NoHintPlaceError(TeachError):
+    """There is no unambiguous place for the hint."""
+
+    reason = DropReason.NO_HINT_PLACE
+
+
+class MissingError(TeachError):
+    """A teacher log-probability is null, non-finite, positive or a placeholder."""
+
+    reason = DropReason.TEACHER_MISSING
+
+
+class MisalignedError(TeachError):
+    """The tokens scored are not the response's, or lie outside the shared vocabulary."""
+
+    reason = DropReason.TEACHER_MISALIGNED
+
+
+class TooLongError(TeachError):
+    """Longer than ``model.max_seq_len`` or than the PRM engine's context."""
+
+    reason = DropReason.TOO_LONG

@@ -1,0 +1,125 @@
+"""Forced scores: what a dialect reads from an engine, checked and packed. Missing is missing; nothing is filled in.
+
+Legend: T = response tokens, K = candidates. Log-probabilities are in nats at temperature 1; entry t belongs to
+response token t, given everything before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hintloop_teacher.errors import MisalignedError, MissingError
+
+#: A log-softmax in float32 may end this far above zero; such a value is kept as it is. More is an error.
+POSITIVE_NOISE = 1e-6
+#: vLLM writes this where a log-probability is missing or minus infinity.
+PLACEHOLDER = -9999.0
+#: How far the K candidates' mass may exceed 1 by rounding.
+MASS_NOISE = 1e-3
+#: A tail lighter than float32 can tell from none has this log-mass; it stands for "at most 2^-24".
+EMPTY_TAIL = math.log(2.0**-24)
+
+
+@dataclass(frozen=True, slots=True)
+class RawScores:
+    """As read from the engine, one entry a response token: the id it says it scored, its value, its candidates.
+
+    ``candidates`` rows are ``(id, log-probability)``, most likely first; ``None`` when none were asked.
+    """
+
+    token_ids: Sequence[int | None]
+    logprobs: Sequence[float | None]
+    candidates: Sequence[Sequence[tuple[int, float | None]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedScores:
+    """``logprobs`` float32 [T]; with candidates ``topk_ids`` int32 [T, K], ``topk_logprobs`` float32 [T, K] and
+    ``tail_logprobs`` float32 [T], the log-mass outside the K candidates."""
+
+    logprobs: NDArray[np.float32]
+    topk_ids: NDArray[np.int32] | None = None
+    topk_logprobs: NDArray[np.float32] | None = None
+    tail_logprobs: NDArray[np.float32] | None = None
+
+
+def missing(value: object) -> str | None:
+    """Why ``value`` is no log-probability, or ``None`` when it is one."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"no number ({value!r})"
+    if not math.isfinite(value):
+        return str(value)
+    if value > POSITIVE_NOISE:
+        return f"positive ({value})"
+    if value <= PLACEHOLDER:
+        return f"a placeholder ({value})"
+    return None
+
+
+def check_scores(raw: RawScores, response_ids: Sequence[int], top_k: int) -> ForcedScores:
+    """Check what an engine gave against the response.
+
+    Raises:
+        MisalignedError: another number of tokens, or other tokens, were scored.
+        MissingError: a log-probability or a candidate is missing.
+    """
+    _check_alignment(raw, response_ids)
+    for position, value in enumerate(raw.logprobs):
+        if problem := missing(value):
+            raise MissingError(f"the log-probability of response token {position} is {problem}")
+    logprobs = np.asarray(raw.logprobs, dtype=np.float64).astype(np.float32)
+    if top_k == 0:
+        return ForcedScores(logprobs)
+    ids, values = _candidates(raw, len(response_ids), top_k)
+    return ForcedScores(logprobs, ids, values.astype(np.float32), tail_logprobs(values))
+
+
+def _check_alignment(raw: RawScores, response_ids: Sequence[int]) -> None:
+    if len(raw.token_ids) != len(response_ids) or len(raw.logprobs) != len(response_ids):
+        raise MisalignedError(
+            f"the response has {len(response_ids)} tokens, the engine scored {len(raw.token_ids)} "
+            f"and gave {len(raw.logprobs)} log-probabilities"
+        )
+    for position, (scored, expected) in enumerate(zip(raw.token_ids, response_ids, strict=True)):
+        if scored != expected:
+            raise MisalignedError(f"response token {position} is {expected}, the engine scored {scored}")
+
+
+def _candidates(raw: RawScores, num_tokens: int, top_k: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    rows = raw.candidates
+    if rows is None or len(rows) != num_tokens:
+        raise MissingError(f"{num_tokens} rows of candidates were asked, the engine gave {len(rows or ())}")
+    for position, row in enumerate(rows):
+        if len({token for token, _ in row}) != top_k or len(row) != top_k:
+            raise MissingError(f"response token {position} has {len(row)} candidates, {top_k} distinct ones were asked")
+        problem = next((found for _, value in row if (found := missing(value))), None)
+        if problem:
+            raise MissingError(f"a candidate's log-probability at response token {position} is {problem}")
+    ids_TK = np.asarray([[token for token, _ in row] for row in rows], dtype=np.int32)
+    logprobs_TK = np.asarray([[value for _, value in row] for row in rows], dtype=np.float64)
+    order_TK = np.argsort(-logprobs_TK, axis=1, kind="stable")
+    return np.take_along_axis(ids_TK, order_TK, axis=1), np.take_along_axis(logprobs_TK, order_TK, axis=1)
+
+
+def tail_logprobs(topk_logprobs_TK: NDArray[np.float64]) -> NDArray[np.float32]:
+    """log(1 - exp(logsumexp(candidates))), float64 inside, float32 [T] out; never below :data:`EMPTY_TAIL`.
+
+    Raises:
+        MissingError: the candidates' mass is above 1 by more than rounding.
+    """
+    peak_T = topk_logprobs_TK.max(axis=1, keepdims=True)
+    logmass_T = (peak_T + np.log(np.exp(topk_logprobs_TK - peak_T).sum(axis=1, keepdims=True)))[:, 0]
+    worst = float(np.expm1(logmass_T.max())) if logmass_T.size else 0.0
+    if worst > MASS_NOISE:
+        raise MissingError(f"the candidates' mass is {1 + worst:.4f}; they are no log-probabilities at temperature 1")
+    # expm1 keeps the digits of a light tail, where 1 - exp() would cancel.
+    rest_T = np.maximum(-np.expm1(np.minimum(logmass_T, 0.0)), np.exp(EMPTY_TAIL))
+    tail_T: NDArray[np.float32] = np.log(rest_T).astype(np.float32)
+    return tail_T

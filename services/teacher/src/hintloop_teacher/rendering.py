@@ -1,0 +1,190 @@
+"""Hinted prompts as the policy engine renders them, trusted only where it renders the captured prompt as captured.
+
+Owns the null-hint check and the way out when it fails: the hint is spliced into the captured ids. No response is
+ever encoded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hintloop_contract.errors import DependencyError
+
+from hintloop_teacher.errors import NoHintPlaceError, RecordError, RefusedError, RenderMismatchError
+from hintloop_teacher.hints import Message, with_hint
+from hintloop_teacher.http import EngineClient
+from hintloop_teacher.splice import Markers, end_of_last_user, find_markers
+
+DEPENDENCY = "policy-engine"
+TOKENIZE_PATHS = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}
+
+#: Contents with different last tokens, so that what they share is the template's.
+_PROBES = ("xylo 7", "quay 4")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the engine was asked: where, and everything that shapes the rendering."""
+
+    engine: str
+    engine_url: str
+    messages: list[Message]
+    tools: list[Any] | None
+    options: dict[str, Any]
+    captured_ids: list[int]
+
+
+def read_request(
+    engine: str, engine_url: str, messages: bytes, tools: bytes | None, rendering: bytes, captured_ids: list[int]
+) -> Request:
+    """A request from a turn's record.
+
+    Raises:
+        RecordError: a field is no JSON of the right kind, or the engine is unknown.
+    """
+    if engine not in TOKENIZE_PATHS:
+        raise RecordError(f"engine {engine!r} cannot render; known are {', '.join(TOKENIZE_PATHS)}")
+    try:
+        read = (json.loads(messages), json.loads(tools) if tools else None, json.loads(rendering))
+    except ValueError as error:
+        raise RecordError(f"messages, tools or rendering is not JSON: {error}") from error
+    if not isinstance(read[0], list) or not isinstance(read[1], list | None) or not isinstance(read[2], dict):
+        raise RecordError("messages and tools must be JSON arrays, rendering a JSON object")
+    return Request(engine, engine_url, read[0], read[1], read[2], captured_ids)
+
+
+class Renderer:
+    """Renders by the policy engines where turns were served."""
+
+    def __init__(self, connect: Callable[[str], EngineClient]) -> None:
+        """``connect`` makes the client of an engine's address."""
+        self._connect = connect
+        self._clients: dict[str, EngineClient] = {}
+
+    async def hinted_ids(self, request: Request, block: str) -> list[int]:
+        """Prompt ids with ``block`` behind the last user message.
+
+        Raises:
+            RenderMismatchError: the engine renders otherwise than captured, and no splice is possible.
+            NoHintPlaceError: there is no unambiguous place.
+            DependencyError: the engine is away.
+        """
+        if not request.messages:
+            return await self._spliced(request, block)
+        hinted = with_hint(request.messages, block)
+        try:
+            plain_ids, hinted_ids = await asyncio.gather(
+                self.render(request, request.messages), self.render(request, hinted)
+            )
+        except RefusedError as error:
+            return await self._spliced_or(request, block, str(error))
+        if plain_ids != request.captured_ids:
+            return await self._spliced_or(request, block, _difference(plain_ids, request.captured_ids))
+        if len(hinted_ids) <= len(plain_ids):
+            raise NoHintPlaceError("the template does not render the last user message")
+        return hinted_ids
+
+    async def render(self, request: Request, messages: list[Message], *, generation: bool = True) -> list[int]:
+        """Ids of ``messages`` with the request's tools and options."""
+        body = _render_body(request, messages, generation)
+        return _tokens(await self._post(request, body))
+
+    async def encode(self, request: Request, text: str) -> list[int]:
+        """Ids of bare text."""
+        return _tokens(await self._post(request, {"prompt": text, "add_special_tokens": False}))
+
+    async def ready(self) -> bool:
+        """Whether every engine used so far answers."""
+        try:
+            for client in self._clients.values():
+                await client.get("/v1/models")
+        except (DependencyError, RefusedError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            await client.close()
+
+    async def _post(self, request: Request, body: dict[str, Any]) -> Any:
+        client = self._clients.get(request.engine_url)
+        if client is None:
+            client = self._clients[request.engine_url] = self._connect(request.engine_url)
+        return await client.post(TOKENIZE_PATHS[request.engine], body)
+
+    async def _spliced_or(self, request: Request, block: str, mismatch: str) -> list[int]:
+        try:
+            return await self._spliced(request, block)
+        except (NoHintPlaceError, RefusedError) as error:
+            raise RenderMismatchError(f"{mismatch}; and no splice: {error}") from error
+
+    async def _spliced(self, request: Request, block: str) -> list[int]:
+        try:
+            markers = await self._markers(request)
+            block_ids = await self.encode(request, block)
+        except RefusedError as error:
+            raise NoHintPlaceError(f"the engine does not render its own template: {error}") from error
+        roles = [message.get("role") for message in request.messages]
+        place = end_of_last_user(
+            request.captured_ids,
+            markers,
+            num_user=roles.count("user") if roles else None,
+            user_is_last=bool(roles) and roles[-1] == "user",
+        )
+        return [*request.captured_ids[:place], *block_ids, *request.captured_ids[place:]]
+
+    async def _markers(self, request: Request) -> Markers:
+        one, other = ([{"role": "user", "content": text}] for text in _PROBES)
+        history = [{"role": "user", "content": "ok 1"}, {"role": "assistant", "content": "ok"}]
+        found = await asyncio.gather(
+            self.render(request, one),
+            self.render(request, other),
+            self.render(request, one, generation=False),
+            self.render(request, other, generation=False),
+            self.render(request, history + one),
+            self.render(request, history + other),
+        )
+        return find_markers((found[0], found[1]), (found[2], found[3]), (found[4], found[5]))
+
+
+def _render_body(request: Request, messages: list[Message], generation: bool) -> dict[str, Any]:
+    options = dict(request.options)
+    body: dict[str, Any] = {"messages": messages}
+    if request.tools is not None:
+        body["tools"] = request.tools
+    if request.engine == "vllm":
+        _spell_reasoning(options)
+        body["add_generation_prompt"] = generation
+    elif not generation:
+        # Left out, SGLang renders exactly as for a chat completion.
+        body["add_generation_prompt"] = False
+    return {**options, **body}
+
+
+def _spell_reasoning(options: dict[str, Any]) -> None:
+    """vLLM's chat route turns ``reasoning_effort`` into template arguments; its tokenize route has no such field."""
+    effort = options.pop("reasoning_effort", None)
+    if effort is None:
+        return
+    kwargs = dict(options.get("chat_template_kwargs") or {})
+    kwargs.setdefault("enable_thinking", effort != "none")
+    kwargs["reasoning_effort"] = effort
+    options["chat_template_kwargs"] = kwargs
+
+
+def _tokens(body: Any) -> list[int]:
+    tokens = body.get("tokens") if isinstance(body, dict) else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise DependencyError(DEPENDENCY, f"its tokenize route gave no list of ids: {str(body)[:200]}")
+    return tokens
+
+
+def _difference(rendered: list[int], captured: list[int]) -> str:
+    where = next((i for i, (a, b) in enumerate(zip(rendered, captured, strict=False)) if a != b), None)
+    at = f"first at position {where}" if where is not None else "one continues the other"
+    return f"without a hint the engine renders {len(rendered)} ids, captured are {len(captured)}; they differ {at}"

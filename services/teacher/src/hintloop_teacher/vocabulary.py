@@ -1,0 +1,82 @@
+"""What the student and the teacher must share: vocabulary and special ids. Reads the student's directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hintloop_contract.errors import ConfigError
+from tokenizers import Tokenizer
+
+#: Text of many kinds, so that two different vocabularies encode it differently.
+PROBE_TEXT = (
+    "Hello, world! 1234567890 3.14159 — naïve café, Übergröße, ¿qué?\n\n\tdef f(x):\n        return x ** 2  # ok\n"
+    "{\"key\": [1, 2.5e-3, null]} <b>tag</b> https://example.org/a?b=c&d=%20 "
+    "中文字符 日本語 한국어 русский العربية 🙂🚀"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """``size``: ids at or above it are in no tokenizer, whatever the embedding is padded to."""
+
+    size: int
+    tokenizer: Tokenizer
+    special_text: str
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of bare text."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def probes(self) -> tuple[str, str]:
+        """Texts on which two tokenizers are compared: plain text, and every special token in a row."""
+        return PROBE_TEXT, self.special_text
+
+
+def read_vocabulary(model_path: str, tokenizer_path: str, key: str = "model.student_model_path") -> Vocabulary:
+    """The vocabulary of a model's directory and its tokenizer's.
+
+    Raises:
+        ConfigError: a file is missing or has no vocabulary.
+    """
+    if not model_path:
+        raise ConfigError(f"{key} is empty; the teacher needs the student's config.json to know its vocabulary")
+    config = _read_json(Path(model_path) / "config.json", key)
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"{key} {model_path!r}: config.json has no vocab_size")
+    tokenizer = read_tokenizer(tokenizer_path, "model.tokenizer_path")
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    special = "".join(token.content for _, token in added[:64])
+    return Vocabulary(min(size, largest + 1), tokenizer, special)
+
+
+def read_tokenizer(path: str, key: str) -> Tokenizer:
+    """The ``tokenizer.json`` in a directory. Raises ``ConfigError`` when there is none."""
+    file = Path(path) / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(f"{key} {path!r} holds no tokenizer.json; save the tokenizer in its fast form there")
+    return Tokenizer.from_file(str(file))
+
+
+def same_tokenizer(a: Tokenizer, b: Tokenizer) -> bool:
+    """Whether two tokenizers have the same tokens with the same ids, special ones included."""
+    vocabularies = [tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (a, b)]
+    specials = [
+        {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items()} for tokenizer in (a, b)
+    ]
+    return vocabularies[0] == vocabularies[1] and specials[0] == specials[1]
+
+
+def _read_json(file: Path, key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key} {str(file.parent)!r}: config.json cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} {str(file.parent)!r}: config.json is no JSON object")
+    return value

@@ -1,0 +1,112 @@
+"""Builds the teacher from its configuration and runs its stream worker. The only place that knows all parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+
+import structlog
+from hintloop_contract.broker import Broker
+from hintloop_contract.config.needs import signal_needs
+from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import DependencyError
+from hintloop_contract.messages import Stage
+from hintloop_contract.streams import JUDGED, SAMPLES
+from hintloop_contract.worker import StreamWorker, WorkerOptions
+from prometheus_client import CollectorRegistry
+
+from hintloop_teacher.app import TeacherDeps
+from hintloop_teacher.engine import TeacherEngine
+from hintloop_teacher.http import EngineClient
+from hintloop_teacher.metrics import TeacherMetrics
+from hintloop_teacher.rendering import DEPENDENCY, Renderer
+from hintloop_teacher.teaching import TurnTeacher
+from hintloop_teacher.vocabulary import read_vocabulary
+
+SERVICE = "teacher"
+MAX_BACKOFF_S = 5.0
+
+
+async def build_deps(
+    config: Config,
+    broker: Broker,
+    *,
+    directory: Path | None = None,
+    registry: CollectorRegistry | None = None,
+) -> TeacherDeps:
+    """Build the teacher. Contacts nothing; the PRM engine is probed by the worker, or at the first request.
+
+    Args:
+        config: the resolved configuration.
+        broker: the streams.
+        directory: where the configuration file lies; a custom loss is looked up there first.
+        registry: where metrics go; a new one when ``None``.
+
+    Raises:
+        ConfigError: the custom loss or the student's directory cannot be used.
+    """
+    needs = signal_needs(config, directory)
+    vocabulary = read_vocabulary(config.model.student_model_path, config.tokenizer_dir)
+    prm = EngineClient(
+        config.prm.root_url,
+        dependency="prm-engine",
+        api_key=config.prm.prm_api_key.get_secret_value(),
+        timeout_s=config.prm.timeout_s,
+    )
+
+    def policy(address: str) -> EngineClient:
+        key = config.policy.api_key.get_secret_value()
+        return EngineClient(address, dependency=DEPENDENCY, api_key=key, timeout_s=config.prm.timeout_s)
+
+    engine = TeacherEngine(prm, config.prm, vocabulary, needs.top_k)
+    return TeacherDeps(config, broker, needs, Renderer(policy), engine, TeacherMetrics(registry))
+
+
+async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
+    """Teach the stream until ``stop`` is set.
+
+    Raises:
+        ProbeError: the PRM engine cannot serve as teacher.
+    """
+    config = deps.config
+    handler = TurnTeacher(config, deps.needs, deps.broker, deps.renderer, deps.engine, deps.metrics)
+    options = WorkerOptions(
+        service=SERVICE,
+        stage=Stage.TEACH,
+        source=JUDGED,
+        sink=SAMPLES,
+        slots=config.prm.max_concurrency,
+        claim_idle_ms=config.redis.claim_idle_ms,
+        max_attempts=config.redis.max_attempts,
+        sink_bound=config.training.save_interval * config.training.train_batch_size + config.admission_limit,
+    )
+
+    async def ready() -> bool:
+        engine_ready = not deps.needs.teacher or await deps.engine.ready()
+        return engine_ready and await deps.renderer.ready()
+
+    try:
+        if deps.needs.teacher:
+            await _prepare(deps.engine, stop)
+        await deps.broker.ensure_groups()
+        await StreamWorker(deps.broker, options, handler, ready).run(stop)
+    finally:
+        await deps.renderer.close()
+        await deps.engine.close()
+
+
+async def _prepare(engine: TeacherEngine, stop: asyncio.Event) -> None:
+    """Probe the PRM engine, however long it takes to come up."""
+    attempt = 0
+    while not stop.is_set():
+        try:
+            await engine.prepare()
+            return
+        except DependencyError as error:
+            structlog.get_logger().warning("waiting for the prm engine", detail=error.detail)
+        attempt += 1
+        wait_s = min(MAX_BACKOFF_S, 0.25 * 2**attempt) * random.uniform(0.5, 1.0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), wait_s)
