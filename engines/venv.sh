@@ -2,6 +2,12 @@
 # built.  The path carries a hash of everything that decides what is in it, so that clones share one and a
 # changed recipe gets a new one.
 
+# Without bytecode every start would compile the engine anew, which takes longer than the rest of it.
+unset PYTHONDONTWRITEBYTECODE
+
+# Raised when what is below installs something else from the same files.
+recipe_revision=1
+
 engine_cache="${XDG_CACHE_HOME:-$HOME/.cache}/hintloop/engines"
 
 # engine_venv_path NAME FOLDER -> the directory for the recipe in FOLDER, existing or not
@@ -9,7 +15,7 @@ engine_venv_path() {
     local name="$1" folder="$2" hash
     hash="$(
         {
-            cat "$folder/../venv.sh"
+            echo "$recipe_revision"
             cd "$folder"
             # start.sh decides how the engine runs, not what is installed.
             find . -type f -not -name start.sh -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z |

@@ -51,9 +51,9 @@ def find_weights() -> Path:
 
 
 def default_target() -> Path:
-    """`<cache>/hintloop/models/smollm2-135m-instruct-<hash>`, keyed by this file and the package version."""
+    """`<cache>/hintloop/models/smollm2-135m-instruct-<hash>`, keyed by this file."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    recipe = hashlib.sha256(Path(__file__).read_bytes() + PACKAGE_VERSION.encode()).hexdigest()[:12]
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     return cache / "hintloop" / "models" / f"smollm2-135m-instruct-{recipe}"
 
 
@@ -72,7 +72,9 @@ def convert(weights: Path, out: Path) -> None:
     """Write float32 safetensors, config, generation config and tokenizer of `weights` into `out`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     source = str(weights.parent)
     model = AutoModelForCausalLM.from_pretrained(
         source,
@@ -123,6 +125,8 @@ def main() -> None:
             check_loads(aside)
             (aside / STAMP).write_text(f"{PACKAGE}=={PACKAGE_VERSION}\n")
             aside.chmod(0o755)
+            for file in aside.iterdir():
+                file.chmod(0o644)
             if target.exists():
                 shutil.rmtree(target)
             aside.rename(target)

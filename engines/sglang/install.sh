@@ -11,8 +11,13 @@ add_stand_ins() {
     local venv="$1" site_packages="$2"
     cp -r "$here/sgl_kernel" "$site_packages/"
     "$venv/bin/python" "$here/declare_vision_operators.py" "$site_packages/torchvision/__init__.py"
-    # Imports that fail here would otherwise fail minutes later, in a server's log.
-    SGLANG_USE_CPU_ENGINE=1 "$venv/bin/python" -c 'import sglang.launch_server, sglang.srt.managers.io_struct'
+    # Imports that fail here would otherwise fail minutes later, in a server's log.  They also leave bytecode.
+    SGLANG_USE_CPU_ENGINE=1 "$venv/bin/python" -W ignore -c '
+import sglang.launch_server
+import sglang.srt.entrypoints.http_server
+import sglang.srt.managers.scheduler
+import sglang.srt.models.llama
+'
 }
 
 ensure_engine_venv sglang "$here" add_stand_ins

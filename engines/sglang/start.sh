@@ -20,6 +20,8 @@ flags=(
     --tool-call-parser hermes
     # Sampling defaults come from the request alone, never from the checkpoint's folder.
     --sampling-defaults openai
+    # An idle scheduler would keep one core busy polling.
+    --sleep-on-idle
     --log-level warning
 )
 

@@ -9,8 +9,14 @@ source "$here/../venv.sh"
 
 add_worker_extension() {
     cp -r "$here/hintloop_vllm" "$2/"
-    # Imports that fail here would otherwise fail minutes later, in a server's log.
-    VLLM_NO_USAGE_STATS=1 "$1/bin/python" -c 'import hintloop_vllm.reload, vllm.entrypoints.openai.api_server'
+    # Imports that fail here would otherwise fail minutes later, in a server's log.  They also leave bytecode.
+    VLLM_NO_USAGE_STATS=1 "$1/bin/python" -c '
+import hintloop_vllm.reload
+import vllm.entrypoints.openai.api_server
+import vllm.model_executor.models.llama
+import vllm.v1.engine.core
+import vllm.v1.worker.cpu_worker
+'
 }
 
 ensure_engine_venv vllm "$here" add_worker_extension
