@@ -6,25 +6,38 @@ Owns nothing of either: their routes are mounted side by side and their stream w
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from hintloop_contract.config import LoadedConfig, parse_arguments
+from hintloop_contract.errors import HintloopError
 from hintloop_contract.logs import configure_logging, log_resolved
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from hintloop.local.tasks import together
+
+Part = Callable[[], dict[str, Any]]
 
 
-def joined_app(routers: list[APIRouter], parts: dict[str, dict[str, object]]) -> FastAPI:
-    """The services' routes, and `/v1/prm` with what each of them says about itself."""
+def joined_app(routers: Sequence[APIRouter], parts: Mapping[str, Part], registry: CollectorRegistry) -> FastAPI:
+    """The services' routes, `/v1/prm` with what each of them says about itself, `/health` and `/metrics`."""
     app = FastAPI(title="Hintloop PRM", docs_url=None, redoc_url=None)
     for router in routers:
         app.include_router(router)
 
     @app.get("/v1/prm")
-    async def prm() -> dict[str, dict[str, object]]:
-        return parts
+    async def prm() -> dict[str, dict[str, Any]]:
+        return {name: part() for name, part in parts.items()}
 
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
 
@@ -38,19 +51,17 @@ async def run(loaded: LoadedConfig) -> None:
     from hintloop_teacher import app as teacher_app
     from hintloop_teacher import wiring as teacher
 
-    config = loaded.config
+    config, registry = loaded.config, CollectorRegistry()
     client = connect(config.redis.url.get_secret_value())
     broker = RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
     try:
-        judging = await judge.build_deps(config, broker, directory=loaded.directory)
-        teaching = await teacher.build_deps(config, broker, directory=loaded.directory)
-        parts = {"judge": judge_app.prm_part(judging), "teacher": teacher_app.prm_part(teaching)}
-        app = joined_app([judge_app.router(judging), teacher_app.router(teaching)], parts)
+        judging = await judge.build_deps(config, broker, directory=loaded.directory, registry=registry)
+        teaching = await teacher.build_deps(config, broker, directory=loaded.directory, registry=registry)
+        parts = {"judge": lambda: judge_app.prm_part(judging), "teacher": lambda: teacher_app.prm_part(teaching)}
+        app = joined_app([judge_app.router(judging), teacher_app.router(teaching)], parts, registry)
 
         async def work(stop: asyncio.Event) -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(judge.run_worker(judging, stop))
-                group.create_task(teacher.run_worker(teaching, stop))
+            await together(judge.run_worker(judging, stop), teacher.run_worker(teaching, stop))
 
         await serve(app, config.prm.host, config.prm.port, work)
     finally:
@@ -60,9 +71,13 @@ async def run(loaded: LoadedConfig) -> None:
 def main() -> None:
     """Entry point."""
     loaded = parse_arguments("hintloop.local.prm")
-    configure_logging("prm", loaded.config.logging)
+    log = configure_logging("prm", loaded.config.logging)
     log_resolved(loaded)
-    asyncio.run(run(loaded))
+    try:
+        asyncio.run(run(loaded))
+    except HintloopError as error:
+        log.error("prm ended", error=type(error).__name__, detail=str(error))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

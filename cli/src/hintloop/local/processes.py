@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hintloop.errors import InstallError, NotReadyError, ProcessDiedError, StackError, log_tail
 from hintloop.local import guard
+from hintloop.local.tasks import together
 
 GUARD = Path(guard.__file__)
 
@@ -196,9 +197,7 @@ class Supervisor:
             seconds = await process.wait_ready(lambda seen: self.listener(name, "starting", seen))
             self.listener(name, "ready", f"after {seconds:.1f} s")
 
-        async with _first_error() as group:
-            for name in names:
-                group.create_task(one(name))
+        await together(*(one(name) for name in names))
 
     async def watch(self) -> None:
         """Wait for ever, or until a process ends that nobody asked to.
@@ -235,19 +234,3 @@ class Supervisor:
         """End the grace of everything that is being stopped."""
         for process in self.running.values():
             process.hurry()
-
-
-class _first_error:  # noqa: N801 - reads as a statement
-    """A task group that raises its first error itself, not a group of them."""
-
-    def __init__(self) -> None:
-        self._group = asyncio.TaskGroup()
-
-    async def __aenter__(self) -> asyncio.TaskGroup:
-        return await self._group.__aenter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            await self._group.__aexit__(kind, error, trace)  # type: ignore[arg-type]
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
