@@ -149,9 +149,7 @@ def _score(readings: list[Reading], mood: _Mood, directed: bool) -> int:
     if mood is _Mood.COMPLAINT:
         return -1
     if mood is _Mood.APPROVAL:
-        contrasted = any(
-            reading.contrasts and reading.kind in (Kind.DIRECTION, Kind.FRAGMENT) for reading in readings
-        )
+        contrasted = any(reading.contrasts and reading.kind in (Kind.DIRECTION, Kind.FRAGMENT) for reading in readings)
         return -1 if contrasted else 1
     if directed:
         return -1

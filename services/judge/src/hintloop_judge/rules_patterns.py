@@ -107,7 +107,9 @@ AFFIRM = re.compile(
     r"there (?:you go|we go|it is)|ok|okay)\b"
 )
 NO_OPENER = re.compile(r"^\W*(?:no|nope|nah)\b")
-POLITE_NO = re.compile(r"^\W*(?:no|nope|nah)\W+(?:thanks|thank you|worries|problem|need|that's all|that is all|that's it|i'm (?:good|fine|done))\b")
+POLITE_NO = re.compile(
+    r"^\W*(?:no|nope|nah)\W+(?:thanks|thank you|worries|problem|need|that's all|that is all|that's it|i'm (?:good|fine|done))\b"
+)
 
 QUESTION_START = re.compile(
     r"^(?:what|what's|whats|why|how|who|who's|whom|whose|where|where's|when|which|is|are|am|was|were|do|does|did|has|"
@@ -146,7 +148,9 @@ APPROVE = cues(
     r"\bcouldn't (?:be|have been|ask for) (?:better|more)\b|\bno complaints\b|\bjust right\b|\bas (?:i )?(?:asked|requested|wanted)\b",
 )
 #: Approval when the clause names a form.
-APPROVE_FORM = cues(r"^(?:\w+ )?(?:thanks|thank you|thx)(?: so much| a lot)? for\b", r"\b(?:glad|happy) (?:that )?you\b")
+APPROVE_FORM = cues(
+    r"^(?:\w+ )?(?:thanks|thank you|thx)(?: so much| a lot)? for\b", r"\b(?:glad|happy) (?:that )?you\b"
+)
 EMOJI_APPROVE = re.compile("[\U0001f44d\U0001f44f\U0001f64c\U0001f60d\U0001f929\u2705\U0001f4af\u2764]")
 EMOJI_COMPLAIN = re.compile("[\U0001f44e\U0001f621\U0001f620\U0001f644\u274c]")
 
@@ -217,16 +221,18 @@ CONTENT_IMPERATIVE = re.compile(
 SHORT_REQUEST = re.compile(
     r"^(?:a bit |a little |maybe |any chance of |how about |what about )?(?:\w+er|less|more|in|without)\b"
 )
-ANSWER_OBJECT = re.compile(
-    r"\b(?:it|that|this|them|your (?:answers?|repl(?:y|ies)|responses?|sources?|steps?|own))\b"
-)
+ANSWER_OBJECT = re.compile(r"\b(?:it|that|this|them|your (?:answers?|repl(?:y|ies)|responses?|sources?|steps?|own))\b")
 NEW_SUBJECT = re.compile(
     r"\b(?:next (?:question|one|topic|up)|another (?:question|one|thing)|different (?:question|topic)|moving on|what about|how about|"
     r"tell me|explain|i(?:'d| would)? (?:also )?(?:want|like|need) to (?:know|ask|learn|understand)|i wonder|i'm (?:curious|wondering|not sure)|"
     r"on to|let's (?:talk|move|go)|question)\b"
 )
-TASK_OBJECT = re.compile(r"\bthis (?:sentence|text|word|paragraph|passage|phrase|article|email|code|function)\b|\bthe following\b")
-NEGATION = re.compile(r"\b(?:not|isn't|wasn't|aren't|weren't|never|no|nothing|hardly|without|don't|doesn't|didn't|far from|none)\W+(?:\w+\W+){0,2}$")
+TASK_OBJECT = re.compile(
+    r"\bthis (?:sentence|text|word|paragraph|passage|phrase|article|email|code|function)\b|\bthe following\b"
+)
+NEGATION = re.compile(
+    r"\b(?:not|isn't|wasn't|aren't|weren't|never|no|nothing|hardly|without|don't|doesn't|didn't|far from|none)\W+(?:\w+\W+){0,2}$"
+)
 PLEASE = re.compile(r"\b(?:please|pls|plz)\b")
 CONTRAST = re.compile(r"\b(?:but|however|though|although|except|only|yet|still)\b")
 PLEASANTRY = re.compile(

@@ -56,18 +56,14 @@ async def probe(
     trusted = _trusted(section, vocabulary)
     dialect = await _dialect(client, section, trusted)
     facts = await dialect.facts(section.teacher_model)
-    scorer = ForcedScorer(
-        dialect, facts, vocabulary_size=vocabulary.size, max_concurrency=section.max_concurrency
-    )
+    scorer = ForcedScorer(dialect, facts, vocabulary_size=vocabulary.size, max_concurrency=section.max_concurrency)
     checks = {"vocabulary": await _check_vocabulary(scorer, vocabulary, trusted)}
     try:
         checks["forced_scoring"] = await _check_alignment(scorer)
         checks["top_k"] = await _check_top_k(scorer, top_k)
     except TeachError as error:
         raise ProbeError(f"{client.root_url} ({dialect.name}) cannot score given tokens: {error}") from error
-    report = ProbeReport(
-        dialect.name, facts.version, facts.model, facts.max_model_len, vocabulary.size, top_k, checks
-    )
+    report = ProbeReport(dialect.name, facts.version, facts.model, facts.max_model_len, vocabulary.size, top_k, checks)
     return scorer, report
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 #: Text of many kinds, so that two different vocabularies encode it differently.
 PROBE_TEXT = (
     "Hello, world! 1234567890 3.14159 — naïve café, Übergröße, ¿qué?\n\n\tdef f(x):\n        return x ** 2  # ok\n"
-    "{\"key\": [1, 2.5e-3, null]} <b>tag</b> https://example.org/a?b=c&d=%20 "
+    '{"key": [1, 2.5e-3, null]} <b>tag</b> https://example.org/a?b=c&d=%20 '
     "中文字符 日本語 한국어 русский العربية 🙂🚀"
 )
 

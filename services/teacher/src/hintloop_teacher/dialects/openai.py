@@ -86,9 +86,7 @@ def _token_id(token: Any) -> int | None:
     return int(digits) if digits.isdigit() else None
 
 
-def _rows(
-    tops: Any, num_prompt: int, response_ids: Sequence[int], top_k: int
-) -> list[list[tuple[int, float | None]]]:
+def _rows(tops: Any, num_prompt: int, response_ids: Sequence[int], top_k: int) -> list[list[tuple[int, float | None]]]:
     if not isinstance(tops, list) or len(tops) != num_prompt + len(response_ids):
         raise MissingError("the API's logprobs lack top_logprobs")
     rows = []

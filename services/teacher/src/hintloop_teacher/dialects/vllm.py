@@ -51,9 +51,7 @@ class VllmDialect:
     async def encode(self, model: str, text: str) -> list[int] | None:
         """Ids of bare text."""
         try:
-            body = await self._client.post(
-                "/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}
-            )
+            body = await self._client.post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
         except RefusedError:
             return None
         return list(body["tokens"])

@@ -1,0 +1,52 @@
+"""A chat endpoint on loopback that answers as told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+Answer = Callable[[dict[str, Any]], tuple[int, Any]]
+
+
+def completion(text: str | None, finish_reason: str = "stop") -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}]}
+
+
+@dataclass
+class FakeEndpoint:
+    """``answer`` gets a request's body and gives status and body; every request is kept."""
+
+    url: str = ""
+    answer: Answer = field(default=lambda body: (200, completion("\\boxed{0}")))
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    models: list[str] = field(default_factory=lambda: ["judge-model"])
+
+    async def complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        status, answer = self.answer(body)
+        return web.json_response(answer, status=status)
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in self.models]})
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[FakeEndpoint]:
+    fake = FakeEndpoint()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", fake.complete)
+    app.router.add_get("/v1/models", fake.list_models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield fake
+    await runner.cleanup()

@@ -1,0 +1,39 @@
+from hintloop_contract.config.schema import Config
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_judge.app import make_app
+from hintloop_judge.wiring import build_deps
+from httpx import ASGITransport, AsyncClient
+
+CONFIG = Config.model_validate({"prm": {"judge_backend": "rules"}})
+BODY = {
+    "messages": [{"role": "user", "content": "What is rain?"}],
+    "answer": {"role": "assistant", "content": "Water."},
+    "next_state": [{"role": "user", "content": "Too long, one short sentence please."}],
+}
+
+
+async def test_routes_judge_as_the_stream_does() -> None:
+    broker = MemoryBroker()
+    deps = await build_deps(CONFIG, broker)
+    async with AsyncClient(transport=ASGITransport(make_app(deps)), base_url="http://test") as http:
+        hints = (await http.post("/v1/hints", json=BODY)).json()
+        assert (hints["hint"], hints["failed"], hints["backend"]) == ("One short sentence.", False, "rules")
+        assert (await http.post("/v1/scores", json=BODY)).json()["score"] == -1
+        for broken in ({**BODY, "next_state": []}, {**BODY, "extra": 1}, {"messages": []}):
+            reply = await http.post("/v1/scores", json=broken)
+            assert reply.status_code == 422
+        assert (await http.get("/v1/prm")).json()["judge"]["asks"] == ["hint"]
+        assert (await http.get("/health")).status_code == 200
+        assert "hintloop_judge_votes" in (await http.get("/metrics")).text
+    await broker.close()
+
+
+async def test_an_absent_engine_is_503() -> None:
+    broker = MemoryBroker()
+    deps = await build_deps(Config.model_validate({"prm": {"prm_url": "http://127.0.0.1:9"}}), broker)
+    async with AsyncClient(transport=ASGITransport(make_app(deps)), base_url="http://test") as http:
+        reply = await http.post("/v1/scores", json=BODY)
+        assert reply.status_code == 503
+        assert "prm-engine" in reply.json()["detail"]
+    await deps.backend.close()
+    await broker.close()

@@ -1,0 +1,164 @@
+"""The llm backend against an endpoint that answers as told."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hintloop_contract.config.schema import OpdSection, PrmSection
+from hintloop_contract.errors import DependencyError
+from hintloop_judge.conversation import Exchange
+from hintloop_judge.endpoint import ChatEndpoint
+from hintloop_judge.llm import LlmBackend
+from hintloop_judge.metrics import JudgeMetrics
+from hintloop_judge.prompts import load_prompts
+
+from .conftest import FakeEndpoint, completion
+
+EXCHANGE = Exchange(
+    messages=({"role": "user", "content": "What is rain?"},),
+    answer={"role": "assistant", "content": "Rain is water that falls from clouds."},
+    next_state=({"role": "user", "content": "Too long."},),
+)
+
+
+def backend_of(
+    endpoint: FakeEndpoint, *, prm: dict[str, Any] | None = None, opd: dict[str, Any] | None = None
+) -> LlmBackend:
+    section = PrmSection.model_validate({"prm_url": endpoint.url, **(prm or {})})
+    settings = OpdSection.model_validate({"judge_temperature": 0.5, **(opd or {})})
+    chat = ChatEndpoint(section, wait_s=0.01)
+    return LlmBackend(settings, section, chat, load_prompts(), JudgeMetrics())
+
+
+def is_hint(body: dict[str, Any]) -> bool:
+    return "[HINT_START]" in body["messages"][0]["content"] or '{"hint"' in body["messages"][0]["content"]
+
+
+def by_markers(score: str, hint: str) -> Any:
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if "response_format" in body:
+            return 400, {"error": "response_format is not supported"}
+        return 200, completion(hint if is_hint(body) else score)
+
+    return answer
+
+
+async def test_asks_every_vote_and_falls_back_to_markers(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = by_markers("\\boxed{-1}", "[HINT_START]One short sentence.[HINT_END]")
+    backend = backend_of(endpoint, opd={"judge_vote_count": 3}, prm={"hint_max_tokens": 77, "prm_api_key": "sk-x"})
+    opinion = await backend.judge(EXCHANGE, score=True, hint=True)
+    assert (opinion.judgement.score, opinion.judgement.hint) == (-1, "One short sentence.")
+    assert opinion.failed == frozenset()
+    assert opinion.judgement.model == "judge-model"
+    probe, *asked = endpoint.requests
+    assert "response_format" in probe
+    assert [is_hint(body) for body in asked].count(True) == 3
+    assert len(asked) == 6
+    assert {body["max_tokens"] for body in asked} == {77}
+    assert {body["temperature"] for body in asked if is_hint(body)} == {0.3}
+    assert {body["temperature"] for body in asked if not is_hint(body)} == {0.5}
+    assert {headers["Authorization"] for headers in endpoint.headers} == {"Bearer sk-x"}
+    await backend.close()
+
+
+async def test_structured_output_is_used_where_the_engine_takes_it(endpoint: FakeEndpoint) -> None:
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        fields = body["response_format"]["json_schema"]["schema"]["properties"]
+        value: dict[str, Any] = {"score": 1} if "score" in fields else {"hint": "Keep it to one sentence."}
+        return 200, completion(json.dumps(value))
+
+    endpoint.answer = answer
+    backend = backend_of(endpoint)
+    opinion = await backend.judge(EXCHANGE, score=True, hint=True)
+    assert backend.schema is True
+    assert (opinion.judgement.score, opinion.judgement.hint) == (1, "Keep it to one sentence.")
+    await backend.close()
+
+
+async def test_an_engine_that_ignores_the_schema_gets_markers(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = lambda body: (200, completion("Sure! \\boxed{1}"))
+    backend = backend_of(endpoint)
+    opinion = await backend.judge(EXCHANGE, score=True, hint=False)
+    assert backend.schema is False
+    assert opinion.judgement.score == 1
+    await backend.close()
+
+
+async def test_only_what_is_wanted_is_asked(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = by_markers("\\boxed{1}", "[NO_HINT]")
+    backend = backend_of(endpoint, opd={"enable_hint_extraction": False})
+    opinion = await backend.judge(EXCHANGE, score=False, hint=True)
+    assert opinion.judgement.votes == ()
+    assert opinion.failed == frozenset()
+    await backend.close()
+
+
+async def test_equal_votes_are_asked_once(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = by_markers("\\boxed{1}", "[NO_HINT]")
+    backend = backend_of(endpoint, opd={"judge_temperature": 0.0, "judge_vote_count": 5})
+    opinion = await backend.judge(EXCHANGE, score=True, hint=True)
+    assert [vote.score for vote in opinion.judgement.votes if vote.score is not None] == [1]
+    assert len(opinion.judgement.votes) == 6
+    await backend.close()
+
+
+async def test_failed_votes_end_the_quorum(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = by_markers("I cannot say.", "[HINT_START]Use one sentence.[HINT_END]")
+    backend = backend_of(endpoint)
+    opinion = await backend.judge(EXCHANGE, score=True, hint=True)
+    assert opinion.judgement.score is None
+    assert opinion.failed == {"score"}
+    assert "no \\boxed{}" in opinion.why_failed()
+    assert opinion.judgement.hint == "Use one sentence."
+    await backend.close()
+
+
+async def test_a_refused_question_is_a_failed_vote(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = lambda body: (400, {"error": "prompt is longer than the context"})
+    backend = backend_of(endpoint)
+    opinion = await backend.judge(EXCHANGE, score=True, hint=False)
+    assert opinion.failed == {"score"}
+    assert "longer than the context" in opinion.why_failed()
+    await backend.close()
+
+
+async def test_overload_is_tried_again(endpoint: FakeEndpoint) -> None:
+    count = 0
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        nonlocal count
+        count += 1
+        return (429 if count % 2 else 503, {}) if count <= 2 else (200, completion("\\boxed{1}"))
+
+    endpoint.answer = answer
+    backend = backend_of(endpoint, opd={"judge_vote_count": 1})
+    assert (await backend.judge(EXCHANGE, score=True, hint=False)).judgement.score == 1
+    await backend.close()
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 401, 404])
+async def test_an_engine_that_stays_away_is_a_dependency(endpoint: FakeEndpoint, status: int) -> None:
+    endpoint.answer = lambda body: (status, {"error": "no"})
+    backend = backend_of(endpoint)
+    with pytest.raises(DependencyError, match=str(status)):
+        await backend.judge(EXCHANGE, score=True, hint=True)
+    await asyncio.sleep(0.2)
+    await backend.close()
+
+
+async def test_a_closed_port_is_a_dependency() -> None:
+    section = PrmSection(prm_url="http://127.0.0.1:9")
+    chat = ChatEndpoint(section, wait_s=0.01)
+    backend = LlmBackend(OpdSection(), section, chat, load_prompts(), JudgeMetrics())
+    assert await backend.ready() is False
+    with pytest.raises(DependencyError):
+        await backend.judge(EXCHANGE, score=True, hint=True)
+    await backend.close()
+
+
+async def test_at_most_so_many_at_once(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = by_markers("\\boxed{1}", "[NO_HINT]")
+    backend = backend_of(endpoint, prm={"max_concurrency": 1}, opd={"judge_vote_count": 4})
+    assert (await backend.judge(EXCHANGE, score=True, hint=True)).judgement.score == 1
+    await backend.close()

@@ -1,0 +1,68 @@
+import pytest
+from hintloop_contract.config.schema import OpdSection
+from hintloop_contract.messages import Vote
+from hintloop_judge.selection import has_quorum, hint_problem, majority_score, select_hint
+
+FAILED = Vote(failed="cut")
+SECTION = OpdSection(min_hint_length=10, max_hint_length=30)
+
+
+def scored(*scores: int) -> list[Vote]:
+    return [Vote(score=score) for score in scores]
+
+
+@pytest.mark.parametrize(
+    ("votes", "score"),
+    [
+        (scored(1, 1, -1), 1),
+        (scored(-1), -1),
+        (scored(1, -1), 0),
+        (scored(1, 0), 0),
+        (scored(1, 0, -1), 0),
+        ([*scored(1), FAILED, FAILED], 1),
+        ([FAILED], None),
+        ([], None),
+    ],
+)
+def test_majority(votes: list[Vote], score: int | None) -> None:
+    assert majority_score(votes) == score
+
+
+def test_quorum_counts_failed_votes_as_failed() -> None:
+    assert has_quorum([*scored(1, 1), FAILED], 0.5)
+    assert has_quorum([*scored(1), FAILED], 0.5)
+    assert not has_quorum([*scored(1), FAILED, FAILED], 0.5)
+    assert not has_quorum([], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("hint", "problem"),
+    [
+        ("Be brief.", "too_short"),
+        ("Be briefer.", None),
+        ("x" * 30, None),
+        ("x" * 31, "too_long"),
+        ("Do a better job!", "generic"),
+        ("Give a better answer please.", "generic"),
+        ("water falls from the clouds", "quotes_answer"),
+        ("Say water falls first", None),
+    ],
+)
+def test_hint_problems(hint: str, problem: str | None) -> None:
+    answer = "Rain is when water falls from the clouds to the ground."
+    assert hint_problem(hint, answer, SECTION) == problem
+
+
+def test_the_longest_acceptable_hint_is_taken() -> None:
+    votes = [Vote(hint="Answer in French."), Vote(hint="Answer in short French."), Vote(hint="x" * 31), FAILED]
+    hint, rejected = select_hint(votes, "", SECTION)
+    assert hint == "Answer in short French."
+    assert rejected == {"too_long": 1}
+
+
+def test_declining_votes_count_against_hints() -> None:
+    offered, declined = Vote(hint="Answer in French."), Vote()
+    assert select_hint([offered, declined, declined], "", SECTION)[0] is None
+    assert select_hint([offered, declined], "", SECTION)[0] is None
+    assert select_hint([offered, offered, declined], "", SECTION)[0] == "Answer in French."
+    assert select_hint([offered, FAILED, FAILED], "", SECTION)[0] == "Answer in French."

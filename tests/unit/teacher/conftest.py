@@ -1,0 +1,58 @@
+"""A policy engine that only tokenizes: ids are the characters of a template of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+
+def render(messages: list[dict[str, Any]], *, generation: bool = True, tools: Any = None) -> list[int]:
+    """``<role>content;`` a message; ids are code points."""
+    text = f"<T{len(tools)}>" if tools else ""
+    for message in messages:
+        content = message["content"]
+        shown = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        text += f"<{message['role']}>{shown};"
+    return [ord(char) for char in text + ("<assistant>" if generation else "")]
+
+
+@dataclass
+class FakeEngine:
+    """Answers ``/tokenize`` and ``/v1/tokenize``; ``status`` other than 200 answers that to messages."""
+
+    url: str = ""
+    status: int = 200
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append((request.path, body))
+        if "prompt" in body:
+            return web.json_response({"tokens": [ord(char) for char in body["prompt"]]})
+        if self.status != 200:
+            return web.json_response({"error": "no"}, status=self.status)
+        generation = body.get("add_generation_prompt", True)
+        return web.json_response({"tokens": render(body["messages"], generation=generation, tools=body.get("tools"))})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+
+@pytest.fixture
+async def policy() -> AsyncIterator[FakeEngine]:
+    fake = FakeEngine()
+    app = web.Application()
+    app.router.add_post("/tokenize", fake.tokenize)
+    app.router.add_post("/v1/tokenize", fake.tokenize)
+    app.router.add_get("/v1/models", fake.models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield fake
+    await runner.cleanup()

@@ -1,0 +1,43 @@
+"""An engine in the process: the score of a token is a fixed function of it and the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hintloop_teacher.dialects.base import EngineFacts
+from hintloop_teacher.forced import RawScores
+import itertools
+
+
+def score_of(previous: int, token: int) -> float:
+    """A log-probability, different for every pair."""
+    return -0.5 - ((previous * 31 + token * 17) % 997) / 100
+
+
+class FakeDialect:
+    """``shift`` moves scores against tokens, as a wrong engine or client would."""
+
+    name = "fake"
+    proves_ids = True
+
+    def __init__(self, *, shift: int = 0, value: float | None = 0.0) -> None:
+        self.shift = shift
+        self.value = value
+        self.calls: list[tuple[list[int], list[int], int]] = []
+
+    async def facts(self, wanted_model: str) -> EngineFacts:
+        return EngineFacts("fake", "1", "teacher", 64)
+
+    async def score(self, model: str, prompt_ids: Sequence[int], response_ids: Sequence[int], top_k: int) -> RawScores:
+        self.calls.append((list(prompt_ids), list(response_ids), top_k))
+        ids = [*prompt_ids, *response_ids]
+        scores = [score_of(before, token) for before, token in itertools.pairwise(ids)]
+        scores = scores[self.shift :] + scores[: self.shift]
+        values: list[float | None] = list(scores[len(prompt_ids) - 1 :])
+        if self.value is None:
+            values[-1] = None
+        rows = [[(k, -3.0 - k) for k in range(top_k)] for _ in response_ids] if top_k else None
+        return RawScores(list(response_ids), values, rows)
+
+    async def encode(self, model: str, text: str) -> list[int] | None:
+        return None

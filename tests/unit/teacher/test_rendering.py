@@ -1,0 +1,110 @@
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hintloop_contract.errors import DependencyError
+from hintloop_teacher.errors import NoHintPlaceError, RecordError, RenderMismatchError
+from hintloop_teacher.http import EngineClient
+from hintloop_teacher.rendering import Renderer, Request, read_request
+
+from .conftest import FakeEngine, render
+
+MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "ask"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[Renderer]:
+    renderer = Renderer(lambda url: EngineClient(url, dependency="policy-engine", wait_s=0.01))
+    yield renderer
+    await renderer.close()
+
+
+def request_to(served: FakeEngine, **changes: Any) -> Request:
+    values: dict[str, Any] = {
+        "engine": "vllm",
+        "engine_url": served.url,
+        "messages": MESSAGES,
+        "tools": None,
+        "options": {},
+        "captured_ids": render(MESSAGES),
+    }
+    return Request(**{**values, **changes})
+
+
+def text(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+async def test_the_engine_renders_the_hint(policy: FakeEngine, renderer: Renderer) -> None:
+    hinted = await renderer.hinted_ids(request_to(policy), "+H")
+    assert text(hinted) == "<system>s;<user>ask+H;<assistant>"
+    assert {path for path, _ in policy.requests} == {"/tokenize"}
+
+
+@pytest.mark.parametrize(("engine", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize")])
+async def test_what_shapes_the_rendering_travels(
+    policy: FakeEngine, renderer: Renderer, engine: str, path: str
+) -> None:
+    options = {"chat_template_kwargs": {"x": 1}, "reasoning_effort": "low"}
+    request = request_to(
+        policy, engine=engine, tools=[TOOL], options=options, captured_ids=render(MESSAGES, tools=[TOOL])
+    )
+    assert text(await renderer.hinted_ids(request, "+H")) == "<T1><system>s;<user>ask+H;<assistant>"
+    for found, body in policy.requests:
+        assert found == path
+        assert body["tools"] == [TOOL]
+        if engine == "vllm":
+            assert body["chat_template_kwargs"] == {"x": 1, "reasoning_effort": "low", "enable_thinking": True}
+            assert body["add_generation_prompt"] is True
+        else:
+            assert body["chat_template_kwargs"] == {"x": 1}
+            assert body["reasoning_effort"] == "low"
+            # With it SGLang would not render as for a chat completion.
+            assert "add_generation_prompt" not in body
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+async def test_a_rewritten_prompt_is_spliced(policy: FakeEngine, renderer: Renderer, engine: str) -> None:
+    captured = render([{"role": "system", "content": "other"}, MESSAGES[1]])
+    hinted = await renderer.hinted_ids(request_to(policy, engine=engine, captured_ids=captured), "+H")
+    assert text(hinted) == "<system>other;<user>ask+H;<assistant>"
+
+
+async def test_a_refused_rendering_is_no_rendering(policy: FakeEngine, renderer: Renderer) -> None:
+    policy.status = 400
+    with pytest.raises(RenderMismatchError, match="answered 400"):
+        await renderer.hinted_ids(request_to(policy), "+H")
+
+
+async def test_a_mismatch_without_a_place_is_dropped(policy: FakeEngine, renderer: Renderer) -> None:
+    captured = render([MESSAGES[1], MESSAGES[1]])
+    with pytest.raises(RenderMismatchError, match=r"they differ first at position 1; and no splice.*2 times"):
+        await renderer.hinted_ids(request_to(policy, captured_ids=captured), "+H")
+
+
+async def test_ids_without_messages_are_spliced_or_dropped(policy: FakeEngine, renderer: Renderer) -> None:
+    request = request_to(policy, messages=[])
+    assert text(await renderer.hinted_ids(request, "+H")) == "<system>s;<user>ask+H;<assistant>"
+    with pytest.raises(NoHintPlaceError):
+        await renderer.hinted_ids(request_to(policy, messages=[], captured_ids=[1, 2, 3]), "+H")
+
+
+async def test_an_absent_engine_is_a_dependency(policy: FakeEngine, renderer: Renderer) -> None:
+    policy.status = 503
+    with pytest.raises(DependencyError, match="policy-engine"):
+        await renderer.hinted_ids(request_to(policy), "+H")
+    assert await renderer.ready()
+    with pytest.raises(DependencyError, match="policy-engine"):
+        await renderer.hinted_ids(request_to(policy, engine_url="http://127.0.0.1:9"), "+H")
+    assert not await renderer.ready()
+
+
+def test_records_that_cannot_be_read() -> None:
+    def read(engine: str = "vllm", messages: bytes = b"[]", rendering: bytes = b"{}") -> Request:
+        return read_request(engine, "http://127.0.0.1:1", messages, None, rendering, [1])
+
+    assert read().messages == []
+    for broken in ({"engine": "tgi"}, {"messages": b"x"}, {"messages": b"{}"}, {"rendering": b"[]"}):
+        with pytest.raises(RecordError):
+            read(**broken)  # type: ignore[arg-type]
