@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hintloop_teacher.dialects.base import EngineFacts
 from hintloop_teacher.forced import RawScores
-import itertools
 
 
 def score_of(previous: int, token: int) -> float:

@@ -1,0 +1,112 @@
+"""The judge as a process on a real Redis: turns in, judged turns and drops out, a clean end."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hintloop_contract.messages import Capture, JudgedTurn, LinkedTurn, Sampling, TurnRecord
+from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.streams import CAPTURES, JUDGED, TURNS
+from hintloop_contract.tensors import pack
+
+REPLIES = {
+    "complaint": "Far too long. I just want one short sentence! What is snow?",
+    "approval": "Perfect, one short sentence. What is snow?",
+    "neutral": "What is snow?",
+}
+
+
+@pytest.fixture
+async def broker(redis_server: Any) -> AsyncIterator[RedisBroker]:
+    broker = RedisBroker(connect(redis_server.url), "default")
+    await broker.ensure_groups()
+    yield broker
+    await broker.close()
+
+
+async def link(broker: RedisBroker, turn_id: str, reply: str) -> None:
+    capture = Capture(turn_id=turn_id, engine="vllm", engine_url="", request=b"{}", start_ms=0, end_ms=1)
+    await broker.append(CAPTURES, capture)
+    (entry,) = await broker.read(CAPTURES, "linker", 1, 100)
+    turn = LinkedTurn(
+        turn_id=turn_id,
+        session_id="s",
+        turn_index=0,
+        engine="vllm",
+        engine_url="http://127.0.0.1:1",
+        behaviour_space="processed",
+        sampling=Sampling(),
+        version_oldest=0,
+        version_newest=0,
+        num_prompt_tokens=2,
+        num_response_tokens=1,
+        captured_ms=0,
+        linked_ms=0,
+    )
+    record = TurnRecord(
+        turn_id=turn_id,
+        messages=b'[{"role": "user", "content": "What is rain?"}]',
+        answer=b'{"role": "assistant", "content": "Rain is water."}',
+        next_state=json.dumps([{"role": "user", "content": reply}]).encode(),
+        prompt_ids=pack([1, 2], "int32"),
+        response_ids=pack([3], "int32"),
+        logprobs=pack([-0.5], "float32"),
+    )
+    await broker.commit(entry, TURNS, turn, record=record)
+
+
+async def judged(broker: RedisBroker, count: int) -> dict[str, JudgedTurn]:
+    found: dict[str, JudgedTurn] = {}
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            for entry in await broker.read(JUDGED, "test", 10, 200):
+                assert isinstance(entry.message, JudgedTurn)
+                found[entry.turn_id] = entry.message
+    return found
+
+
+async def drops(broker: RedisBroker, count: int) -> dict[tuple[str, str], int]:
+    async with asyncio.timeout(60):
+        while sum((funnel := await broker.funnel()).drops.values()) < count:
+            await asyncio.sleep(0.1)
+    return funnel.drops
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_the_process_judges_the_stream(broker: RedisBroker, redis_server: Any, tmp_path: Path) -> None:
+    port = free_port()
+    config = tmp_path / "config.toml"
+    config.write_text(f'[redis]\nurl = "{redis_server.url}"\n[prm]\njudge_backend = "rules"\nport = {port}\n')
+    for name, reply in REPLIES.items():
+        await link(broker, name, reply)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "hintloop_judge", "--config", str(config))
+    try:
+        found = await judged(broker, 2)
+        assert {name: (turn.judgement.score, turn.judgement.hint) for name, turn in found.items()} == {
+            "complaint": (-1, "I just want one short sentence!"),
+            "approval": (1, "One short sentence."),
+        }
+        assert await drops(broker, 1) == {("judge", "no_hint"): 1}
+        steps = (await broker.funnel()).steps
+        assert (steps["judged"], steps["hinted"]) == (2, 2)
+        async with httpx.AsyncClient() as http:
+            part = (await http.get(f"http://127.0.0.1:{port}/v1/prm")).json()
+        assert part["judge"]["backend"] == "rules"
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
