@@ -1,0 +1,40 @@
+"""`python -m hintloop_trainer --config F`, alone or under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from hintloop_contract.config import parse_arguments
+from hintloop_contract.errors import HintloopError
+from hintloop_contract.logs import configure_logging, log_resolved
+
+
+def main() -> int:
+    """Run until done or told to end; 0 on a clean exit."""
+    loaded = parse_arguments("hintloop_trainer")
+    log = configure_logging("trainer", loaded.config.logging)
+    stop = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    if os.environ.get("RANK", "0") == "0":
+        log_resolved(loaded)
+    from hintloop_trainer.wiring import train
+
+    try:
+        train(loaded.config, loaded.directory, stop)
+    except HintloopError as error:
+        log.error("trainer ended", error=type(error).__name__, detail=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

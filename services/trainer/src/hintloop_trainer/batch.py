@@ -1,0 +1,220 @@
+"""Samples as tensors, and their division into micro-batches and data-parallel shares.
+
+Owns the one place where tokens meet the positions that predict them: the token at position p of
+prompt + response is predicted by the hidden state at p - 1, so the trained rows of a sample are
+``P - 1 .. P + T - 2`` and their targets are the response ids, in order.
+Sequences are padded on the right; under causal attention no trained row can see the padding.
+Legend: P = prompt tokens, T = response tokens, B = sequences, S = positions, N = trained tokens of a
+micro-batch, K = teacher candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from hintloop_contract.messages import Sample, Sampling
+from hintloop_contract.tensors import PackedArray, unpack
+
+from hintloop_trainer.errors import SampleError
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sample with its arrays as CPU tensors, checked against one another."""
+
+    turn_id: str
+    prompt_P: torch.Tensor
+    response_T: torch.Tensor
+    behaviour_T: torch.Tensor
+    """float32, nats, at ``behaviour_temperature``."""
+    policy_temperature: float
+    """Temperature of the policy ratio: the sampling temperature, 1 for greedy answers."""
+    behaviour_temperature: float | None
+    """Temperature at which ``behaviour_T`` can be recomputed; ``None`` when it cannot (truncated sampling)."""
+    corrected: bool
+    """Whether truncated importance sampling applies."""
+    score: int | None
+    teacher_T: torch.Tensor | None
+    topk_ids_TK: torch.Tensor | None
+    topk_logprobs_TK: torch.Tensor | None
+    tail_T: torch.Tensor | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt + response tokens."""
+        return len(self.prompt_P) + len(self.response_T)
+
+    @property
+    def num_trained(self) -> int:
+        """Response tokens."""
+        return len(self.response_T)
+
+
+def behaviour_temperature(space: str, sampling: Sampling) -> float | None:
+    """Temperature at which the trainer can compute what the engine reported; ``None`` when it cannot."""
+    if space == "raw":
+        return 1.0
+    if space not in ("after_temperature", "processed"):
+        raise SampleError(f"behaviour_space {space!r} is unknown; known are raw, after_temperature, processed")
+    truncated = sampling.top_p < 1.0 or sampling.top_k not in (None, 0, -1) or bool(sampling.min_p)
+    if sampling.temperature == 0.0 or (space == "processed" and truncated):
+        return None
+    return sampling.temperature
+
+
+def is_corrected(space: str, sampling: Sampling) -> bool:
+    """Whether the engine's log-probabilities are those of the distribution that was sampled from.
+
+    Raw ones are only at temperature 1; truncation and constraints are recorded, not corrected.
+    """
+    truncated = sampling.top_p < 1.0 or sampling.top_k not in (None, 0, -1) or bool(sampling.min_p)
+    if truncated or sampling.constrained or sampling.temperature == 0.0:
+        return False
+    return behaviour_temperature(space, sampling) == sampling.temperature
+
+
+def _tensor(packed: PackedArray, dtype: torch.dtype, name: str, shape: tuple[int | None, ...]) -> torch.Tensor:
+    array: np.ndarray[Any, Any] = unpack(packed)
+    fits = len(array.shape) == len(shape) and all(
+        want is None or want == got for want, got in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise SampleError(f"{name} has shape {list(array.shape)}, expected {[s if s else '*' for s in shape]}")
+    return torch.from_numpy(array.copy()).to(dtype)
+
+
+def _checked_logprobs(packed: PackedArray, name: str, shape: tuple[int | None, ...]) -> torch.Tensor:
+    values = _tensor(packed, torch.float32, name, shape)
+    # A sum in float16 or float32 can come out a little above the certain event.
+    if not bool(torch.isfinite(values).all()) or bool((values > 1e-3).any()):
+        raise SampleError(f"{name} holds a value that is no log-probability (not finite, or positive)")
+    return values
+
+
+def read_example(sample: Sample, vocab_size: int) -> Example:
+    """Unpack a sample.
+
+    Raises:
+        SampleError: lengths disagree, an id is outside the vocabulary, or a value is no log-probability.
+    """
+    prompt = _tensor(sample.prompt_ids, torch.int64, "prompt_ids", (None,))
+    response = _tensor(sample.response_ids, torch.int64, "response_ids", (None,))
+    length = len(response)
+    if not len(prompt) or not length:
+        raise SampleError("prompt_ids or response_ids is empty")
+    everything = torch.cat([prompt, response])
+    if int(everything.min()) < 0 or int(everything.max()) >= vocab_size:
+        raise SampleError(f"a token id is outside the student's vocabulary of {vocab_size}")
+    temperature = sample.sampling.temperature
+    return Example(
+        turn_id=sample.turn_id,
+        prompt_P=prompt,
+        response_T=response,
+        behaviour_T=_checked_logprobs(sample.behaviour_logprobs, "behaviour_logprobs", (length,)),
+        policy_temperature=temperature if temperature > 0.0 else 1.0,
+        behaviour_temperature=behaviour_temperature(sample.behaviour_space, sample.sampling),
+        corrected=is_corrected(sample.behaviour_space, sample.sampling),
+        score=sample.score,
+        teacher_T=(
+            _checked_logprobs(sample.teacher_logprobs, "teacher_logprobs", (length,))
+            if sample.teacher_logprobs is not None
+            else None
+        ),
+        **_read_topk(sample, length, vocab_size),
+    )
+
+
+def _read_topk(sample: Sample, length: int, vocab_size: int) -> dict[str, torch.Tensor | None]:
+    arrays = (sample.teacher_topk_ids, sample.teacher_topk_logprobs, sample.teacher_tail_logprobs)
+    if all(array is None for array in arrays):
+        return {"topk_ids_TK": None, "topk_logprobs_TK": None, "tail_T": None}
+    ids, logprobs, tail = arrays
+    if ids is None or logprobs is None or tail is None:
+        raise SampleError("teacher_topk_ids, teacher_topk_logprobs and teacher_tail_logprobs come together")
+    ids_TK = _tensor(ids, torch.int64, "teacher_topk_ids", (length, None))
+    if ids_TK.numel() and (int(ids_TK.min()) < 0 or int(ids_TK.max()) >= vocab_size):
+        raise SampleError(f"a teacher candidate is outside the student's vocabulary of {vocab_size}")
+    shape = tuple(ids_TK.shape)
+    return {
+        "topk_ids_TK": ids_TK,
+        "topk_logprobs_TK": _checked_logprobs(logprobs, "teacher_topk_logprobs", shape),
+        "tail_T": _tensor(tail, torch.float32, "teacher_tail_logprobs", (length,)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences that go through the model together, and their trained rows laid end to end."""
+
+    examples: tuple[Example, ...]
+    input_ids_BS: torch.Tensor
+    position_ids_BS: torch.Tensor
+    rows_N: torch.Tensor
+    """int64 indices of the trained rows into hidden states laid out as ``[S * B]`` (position-major)."""
+    targets_N: torch.Tensor
+    sample_N: torch.Tensor
+    """int64: which of ``examples`` a trained token belongs to."""
+    temperatures_N: torch.Tensor
+    candidates_NK: torch.Tensor | None = field(default=None)
+    """int64; only when a loss asked for them."""
+
+    @property
+    def num_trained(self) -> int:
+        """Trained tokens."""
+        return len(self.targets_N)
+
+
+def share(examples: Sequence[Example], rank: int, size: int) -> list[Example]:
+    """This data-parallel rank's part: every ``size``-th by length, so that the parts weigh much the same."""
+    ordered = sorted(examples, key=lambda example: (example.num_tokens, example.turn_id))
+    return ordered[rank::size]
+
+
+def divide(
+    examples: Sequence[Example], micro_batch_size: int, *, candidates: bool, device: torch.device
+) -> list[MicroBatch]:
+    """Micro-batches of at most ``micro_batch_size`` samples of similar length, longest first."""
+    ordered = sorted(examples, key=lambda example: (-example.num_tokens, example.turn_id))
+    count = math.ceil(len(ordered) / micro_batch_size)
+    groups = [ordered[start * micro_batch_size : (start + 1) * micro_batch_size] for start in range(count)]
+    return [collate(group, candidates=candidates, device=device) for group in groups]
+
+
+def collate(examples: Sequence[Example], *, candidates: bool, device: torch.device) -> MicroBatch:
+    """One micro-batch. The last token of a sequence is only ever a target, so S is one less than the longest."""
+    num_sequences = len(examples)
+    length = max(example.num_tokens for example in examples) - 1
+    input_ids = torch.zeros(num_sequences, length, dtype=torch.int64)
+    rows, targets, owners, temperatures = [], [], [], []
+    for number, example in enumerate(examples):
+        tokens = torch.cat([example.prompt_P, example.response_T])[:-1]
+        input_ids[number, : len(tokens)] = tokens
+        positions = torch.arange(len(example.prompt_P) - 1, len(tokens))
+        rows.append(positions * num_sequences + number)
+        targets.append(example.response_T)
+        owners.append(torch.full_like(positions, number))
+        temperatures.append(torch.full((example.num_trained,), example.policy_temperature))
+    ids_NK = None
+    if candidates:
+        ids_NK = torch.cat([_candidates(example) for example in examples]).to(device)
+    return MicroBatch(
+        examples=tuple(examples),
+        input_ids_BS=input_ids.to(device),
+        position_ids_BS=torch.arange(length, device=device).expand(num_sequences, -1),
+        rows_N=torch.cat(rows).to(device),
+        targets_N=torch.cat(targets).to(device),
+        sample_N=torch.cat(owners).to(device),
+        temperatures_N=torch.cat(temperatures).to(device),
+        candidates_NK=ids_NK,
+    )
+
+
+def _candidates(example: Example) -> torch.Tensor:
+    if example.topk_ids_TK is None:
+        raise SampleError(f"turn {example.turn_id} has no teacher candidates, which the loss requires")
+    return example.topk_ids_TK

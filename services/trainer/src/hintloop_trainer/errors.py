@@ -1,0 +1,40 @@
+"""Errors of the trainer, named by boundary."""
+
+from __future__ import annotations
+
+from hintloop_contract.errors import ConfigError, HintloopError
+
+
+class ModelError(ConfigError):
+    """The student's model cannot be trained as it is; the message names the property and the way out."""
+
+
+class LossError(ConfigError):
+    """The custom loss cannot be used; the message names what was tried and what is expected."""
+
+
+class SampleError(HintloopError):
+    """A sample's arrays contradict one another; the sample is dropped, the run goes on."""
+
+
+class TrainingError(HintloopError):
+    """A step cannot be made; nothing was changed."""
+
+
+class CheckpointError(HintloopError):
+    """A checkpoint cannot be written or read."""
+
+
+class PublishError(HintloopError):
+    """An engine did not take the weights, or does not answer with them."""
+
+    def __init__(self, engine: str, step: str, detail: str) -> None:
+        """Name the ``engine`` address, the ``step`` of the publish sequence, and what was seen."""
+        super().__init__(f"{engine}: {step} failed: {detail}")
+        self.engine = engine
+        self.step = step
+        self.detail = detail
+
+
+class EngineAwayError(PublishError):
+    """The engine does not answer at all: it serves nobody, and is brought up to date when it is back."""

@@ -1,0 +1,258 @@
+"""The model, its optimizer, and what is done with them; every method is called on all ranks alike.
+
+Owns torch: nothing here knows of streams, engines or HTTP.
+Legend: S = positions, B = sequences, H = hidden size, N = trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from hintloop_contract.config.schema import Config
+from hintloop_contract.messages import Sample
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from hintloop_trainer import batch as batching
+from hintloop_trainer.batch import Example, MicroBatch
+from hintloop_trainer.errors import ModelError, TrainingError
+from hintloop_trainer.megatron import cpu, export, logprobs, model, optimizer, weights
+from hintloop_trainer.megatron.parallel import Layout
+from hintloop_trainer.objective import Objective, Old
+from hintloop_trainer.tally import Moments, Tally
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(slots=True)
+class Planned:
+    """This rank's micro-batches of one optimizer step, with the log-probabilities before the collection's first."""
+
+    batches: list[MicroBatch]
+    old: list[Old] = field(default_factory=list)
+    """Empty when the policy before the step is the policy at the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did, over all ranks."""
+
+    loss: float
+    grad_norm: float
+    num_tokens: int
+    """Trained tokens."""
+    num_read: int
+    """Prompt and response tokens."""
+    tally: Tally
+    seconds: dict[str, float]
+    effective: dict[str, float | str | None]
+
+
+class Learner:
+    """The student and its optimizer on this rank."""
+
+    def __init__(self, config: Config, objective: Objective, layout: Layout) -> None:
+        """Build the model with the weights of ``model.student_model_path``.
+
+        Raises:
+            ModelError: the student or the layout is not supported.
+        """
+        if layout.dp_size > config.training.train_batch_size:
+            raise ModelError(
+                f"{layout.dp_size} data-parallel ranks cannot share training.train_batch_size "
+                f"{config.training.train_batch_size}; use fewer ranks or a larger batch"
+            )
+        self.config = config
+        self.layout = layout
+        self.objective = objective
+        self.dtype = DTYPES[config.model.dtype]
+        self.arch = model.read_architecture(config.model.student_model_path)
+        self.model = model.build(self.arch, layout, self.dtype, config.model.max_seq_len)
+        weights.load(self.model, self.arch, layout, config.model.student_model_path)
+        with cpu.quietly():
+            self.replicated = optimizer.wrap(self.model)
+            self.optimizer = optimizer.make(self.replicated, config.training, self.dtype)
+        self._plans: list[Planned] = []
+
+    def begin(self, collection: list[list[bytes]]) -> None:
+        """Take a collection: one list of encoded samples for each optimizer step of a pass.
+
+        With a single step to come, the policy before the step *is* the one that the step differentiates, and a
+        forward pass of its own would give the same numbers: it is left out. Else it is made here, once, on
+        the very micro-batches that are trained.
+        """
+        single = len(collection) == 1 and self.config.training.num_epochs == 1
+        self._plans = [self._plan(step) for step in collection]
+        if not single:
+            for plan in self._plans:
+                plan.old = self._score_before(plan.batches)
+
+    def _plan(self, encoded: list[bytes]) -> Planned:
+        decoder = msgspec.msgpack.Decoder(Sample)
+        examples = [batching.read_example(decoder.decode(item), self.arch.vocab_size) for item in encoded]
+        mine = batching.share(examples, self.layout.dp_rank, self.layout.dp_size)
+        batches = batching.divide(
+            mine,
+            self.config.training.micro_batch_size,
+            candidates=self.objective.wants_candidates,
+            device=cpu.device(),
+        )
+        return Planned(batches)
+
+    def step(self, index: int) -> StepResult:
+        """One optimizer step on the collection's ``index``-th batch.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite; the weights are as they were.
+        """
+        plan = self._plans[index]
+        started = time.perf_counter()
+        self.replicated.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
+        outputs = self._run(list(zip(plan.batches, olds, strict=True)), forward_only=False)
+        tally, loss = self._sum_up(outputs)
+        if loss.count and not abs(loss.total) < float("inf"):
+            raise TrainingError(f"the loss is {loss.total}; no step was made")
+        computed = time.perf_counter()
+        with cpu.quietly():
+            grad_norm = self._optimize()
+        finished = time.perf_counter()
+        counts = torch.tensor([sum(e.num_tokens for b in plan.batches for e in b.examples)], device=cpu.device())
+        dist.all_reduce(counts, group=_data_group())
+        return StepResult(
+            loss=loss.total / loss.count,
+            grad_norm=grad_norm,
+            num_tokens=tally.of("entropy").count,
+            num_read=int(counts.item()),
+            tally=tally,
+            seconds={"forward_backward": computed - started, "optimizer": finished - computed},
+            effective={
+                **self.objective.effective(),
+                "learning_rate": optimizer.learning_rate(self.optimizer),
+                "grad_clip": self.config.training.grad_clip,
+            },
+        )
+
+    def _optimize(self) -> float:
+        success, grad_norm, _ = self.optimizer.step()
+        if not success or grad_norm is None:
+            raise TrainingError("the gradient is not finite; no step was made")
+        return float(grad_norm)
+
+    def _run(self, work: list[tuple[MicroBatch, Old | None]], *, forward_only: bool) -> list[Any]:
+        """Megatron's schedule over the micro-batches; the last stage's outputs, in order."""
+        schedule = get_forward_backward_func()
+        longest = max(item.input_ids_BS.shape[1] for item, _ in work)
+        with cpu.quietly():
+            outputs: list[Any] = schedule(
+                forward_step_func=self._forward_scores if forward_only else self._forward_loss,
+                data_iterator=iter(work),
+                model=[self.replicated],
+                num_microbatches=len(work),
+                seq_length=longest,
+                micro_batch_size=self.config.training.micro_batch_size,
+                forward_only=forward_only,
+            )
+        return outputs
+
+    def _hidden(self, network: Any, batch: MicroBatch) -> torch.Tensor:
+        mask = model.causal_mask(batch.input_ids_BS.shape[1])
+        hidden: torch.Tensor = network(batch.input_ids_BS, batch.position_ids_BS, mask)
+        return hidden
+
+    def _scores(self, batch: MicroBatch, hidden_SBH: torch.Tensor) -> logprobs.Scores:
+        return logprobs.score(
+            self.model,
+            hidden_SBH.flatten(0, 1)[batch.rows_N],
+            batch.targets_N,
+            batch.temperatures_N,
+            self.arch.vocab_size,
+            batch.candidates_NK,
+        )
+
+    def _forward_loss(self, work: Iterator[tuple[MicroBatch, Old | None]], network: Any) -> tuple[Any, Any]:
+        batch, old = next(work)
+        return self._hidden(network, batch), partial(self._loss, batch, old)
+
+    def _loss(self, batch: MicroBatch, old: Old | None, hidden_SBH: torch.Tensor) -> tuple[Any, Any, Any]:
+        total, count, tally = self.objective.evaluate(batch, self._scores(batch, hidden_SBH), old)
+        share = Moments(count=count, total=float(total.detach()))
+        return total, torch.tensor(count, dtype=torch.int, device=total.device), (tally, share)
+
+    def _forward_scores(self, work: Iterator[tuple[MicroBatch, Old | None]], network: Any) -> tuple[Any, Any]:
+        batch, _ = next(work)
+        return self._hidden(network, batch), partial(self._before, batch)
+
+    def _before(self, batch: MicroBatch, hidden_SBH: torch.Tensor) -> tuple[Any, Any, Any]:
+        scores = self._scores(batch, hidden_SBH)
+        nothing = hidden_SBH.new_zeros(())
+        count = torch.tensor(batch.num_trained, dtype=torch.int, device=nothing.device)
+        return nothing, count, Old(scores.logprobs_N, scores.tempered_N)
+
+    @torch.no_grad()
+    def _score_before(self, batches: list[MicroBatch]) -> list[Old]:
+        found: list[Old] = self._run([(item, None) for item in batches], forward_only=True)
+        # Other pipeline stages have no log-probabilities, and no use for them either.
+        missing = torch.empty(0)
+        return found or [Old(missing, missing) for _ in batches]
+
+    def _sum_up(self, outputs: list[tuple[Tally, Moments]]) -> tuple[Tally, Moments]:
+        """Metrics and loss over all data-parallel ranks, on every rank."""
+        mine = outputs if self.layout.last_stage and self.layout.tp_rank == 0 else []
+        everyone: list[list[tuple[Tally, Moments]]] = [mine] * self.layout.world_size
+        if self.layout.world_size > 1:
+            dist.all_gather_object(everyone, mine)
+        pairs = [pair for part in everyone for pair in part]
+        loss = Moments()
+        for _, share in pairs:
+            loss.add(share)
+        return Tally().merge(tally for tally, _ in pairs), loss
+
+    def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probability of every token after the first, at temperature 1, nats, ``[len - 1]``, on every rank."""
+        ids = torch.tensor(token_ids)
+        nothing = torch.zeros(len(ids) - 1)
+        example = Example(
+            turn_id="probe",
+            prompt_P=ids[:1],
+            response_T=ids[1:],
+            behaviour_T=nothing,
+            policy_temperature=1.0,
+            behaviour_temperature=None,
+            corrected=False,
+            score=None,
+            teacher_T=None,
+            topk_ids_TK=None,
+            topk_logprobs_TK=None,
+            tail_T=None,
+        )
+        (old,) = self._score_before([batching.collate([example], candidates=False, device=cpu.device())])
+        values = old.logprobs_N.cpu() if self.layout.last_stage else nothing
+        dist.broadcast(values, src=self.layout.world_size - 1)
+        scores: list[float] = values.tolist()
+        return scores
+
+    def export(self, target: Path) -> str:
+        """Write the weights as a Hugging Face directory; their SHA-256 (see :func:`export.write_weights`)."""
+        return export.write_weights(
+            self.model,
+            self.arch,
+            self.layout,
+            base=Path(self.config.model.student_model_path),
+            tokenizer=Path(self.config.tokenizer_dir),
+            target=target,
+        )
+
+
+def _data_group() -> Any:
+    from megatron.core import parallel_state
+
+    return parallel_state.get_data_parallel_group()

@@ -1,0 +1,279 @@
+"""The training loop of the leading rank: collect, step, publish, save, acknowledge.
+
+Owns the order of things. Torch runs in this thread on all ranks alike (:mod:`ranks`); streams and engines are
+spoken to in the background thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from hintloop_contract.broker import Broker
+from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import DependencyError
+
+from hintloop_trainer import checkpoints
+from hintloop_trainer.background import Background
+from hintloop_trainer.checkpoints import TrainerState
+from hintloop_trainer.errors import PublishError
+from hintloop_trainer.learner import StepResult
+from hintloop_trainer.lineage import Lineage
+from hintloop_trainer.publish.protocol import Publisher, Release
+from hintloop_trainer.ranks import Ranks
+from hintloop_trainer.report import Metrics, MetricsFile, shown, step_metrics
+from hintloop_trainer.samples import Held, SampleSource
+from hintloop_trainer.tally import Moments
+
+T = TypeVar("T")
+
+COLLECT_WAIT_S = 5.0
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopDeps:
+    """What the loop works with."""
+
+    config: Config
+    ranks: Ranks
+    background: Background
+    broker: Broker
+    source: SampleSource
+    publisher: Publisher
+    probe_ids: list[int]
+    metrics_file: MetricsFile
+    run: str
+    """Id of this run of the trainer."""
+    stop: threading.Event
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far training is."""
+
+    step: int = 0
+    num_trained: int = 0
+    lineage: Lineage = field(default_factory=Lineage)
+    unsaved: list[Held] = field(default_factory=list)
+    """Trained since the last checkpoint, still pending in the stream."""
+    saved_step: int = 0
+    advantages: Moments = field(default_factory=Moments)
+
+
+class StopRequestedError(Exception):
+    """The process was asked to end while it waited for something."""
+
+
+class TrainingLoop:
+    """Drives one policy's training on the leading rank."""
+
+    def __init__(self, deps: LoopDeps) -> None:
+        """Start from the student's own weights, unless :meth:`run` finds a checkpoint."""
+        self._deps = deps
+        self._training = deps.config.training
+        self._progress = Progress()
+        self._log = structlog.get_logger()
+        self._steps_at_start = 0
+
+    def run(self) -> Progress:
+        """Train until asked to stop, or for ``training.max_steps`` steps; leaves a checkpoint behind."""
+        try:
+            self._resume()
+            self._publish()
+            while not self._finished():
+                self._status("collecting")
+                held = self._collect()
+                if held is not None:
+                    self._train(held)
+        except StopRequestedError:
+            self._log.info("stopping")
+        self._close()
+        return self._progress
+
+    def _finished(self) -> bool:
+        done = self._progress.step - self._steps_at_start
+        limit = self._training.max_steps
+        return self._deps.stop.is_set() or (limit is not None and done >= limit)
+
+    def _close(self) -> None:
+        self._save_if(self._progress.step > self._progress.saved_step)
+        try:
+            self._deps.background.run(self._deps.source.release([]))
+        except DependencyError as error:
+            # What is held stays pending and is claimed after `redis.claim_idle_ms`.
+            self._log.warning("samples not released", detail=str(error))
+        self._status("stopped")
+
+    # Waiting for what may be away
+
+    def _insist(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do ``work`` in the background until it succeeds.
+
+        Raises:
+            StopRequestedError: asked to end meanwhile.
+        """
+        wait_s = FIRST_RETRY_S
+        while True:
+            try:
+                return self._deps.background.run(work())
+            except (DependencyError, PublishError) as error:
+                self._log.error(f"{what} failed, trying again", detail=str(error), wait_s=wait_s)
+                self._status(f"{what} failed", detail=str(error))
+            self._deps.ranks.idle()
+            if self._deps.stop.wait(wait_s):
+                raise StopRequestedError
+            wait_s = min(2 * wait_s, LAST_RETRY_S)
+
+    def _status(self, phase: str, metrics: Metrics | None = None, detail: str = "") -> None:
+        """Say what the trainer does; never fails."""
+        progress = self._progress
+        fields = {
+            "phase": phase,
+            "detail": detail,
+            "step": str(progress.step),
+            "version": str(progress.lineage.current or ""),
+            "trained": str(progress.num_trained),
+            "run": self._deps.run,
+            **{name: "" if value is None else str(value) for name, value in (metrics or {}).items()},
+        }
+        try:
+            self._deps.background.run(self._deps.broker.set_status("trainer", fields))
+        except DependencyError as error:
+            self._log.warning("status not written", detail=str(error))
+
+    # Collecting
+
+    def _collect(self) -> list[Held] | None:
+        deps = self._deps
+        count = deps.config.rollout.rollout_batch_size
+        try:
+            held = deps.background.run(deps.source.collect(count, self._progress.lineage, COLLECT_WAIT_S))
+        except DependencyError as error:
+            self._log.warning("broker away", detail=str(error))
+            deps.stop.wait(FIRST_RETRY_S)
+            held = None
+        deps.ranks.idle()
+        return held
+
+    # Training
+
+    def _train(self, held: list[Held]) -> None:
+        deps, size = self._deps, self._training.train_batch_size
+        self._insist("counting", lambda: deps.broker.count("batched", len(held)))
+        batches = [held[start : start + size] for start in range(0, len(held), size)]
+        encoder = msgspec.msgpack.Encoder()
+        started = time.perf_counter()
+        deps.ranks.call("begin", [[encoder.encode(item.sample) for item in batch] for batch in batches])
+        prepared_s = time.perf_counter() - started
+        for epoch in range(self._training.num_epochs):
+            for index, batch in enumerate(batches):
+                self._status("training")
+                last = epoch == self._training.num_epochs - 1
+                self._step(index, batch, prepared_s if epoch == index == 0 else 0.0, last_pass=last)
+        due = self._progress.step - self._progress.saved_step >= self._training.save_interval
+        self._save_if(due)
+
+    def _step(self, index: int, batch: list[Held], prepared_s: float, *, last_pass: bool) -> None:
+        progress, deps = self._progress, self._deps
+        staleness = [progress.lineage.behind(item.sample.version_oldest) or 0 for item in batch]
+        result: StepResult = deps.ranks.call("step", index)
+        progress.step += 1
+        progress.advantages.add(result.tally.of("advantage"))
+        if last_pass:
+            progress.unsaved.extend(batch)
+            progress.num_trained += len(batch)
+            self._insist("counting", lambda: self._count_trained(len(batch)))
+        seconds = self._publish()
+        metrics: Metrics = {
+            "step": progress.step,
+            "version": progress.lineage.current,
+            **step_metrics(result, batch, staleness, progress.advantages),
+            "seconds_prepare": prepared_s,
+            **{f"seconds_{name}": value for name, value in seconds.items()},
+        }
+        deps.metrics_file.write(metrics)
+        self._log.info("step", **shown(metrics))
+        self._status("trained", metrics)
+
+    async def _count_trained(self, count: int) -> None:
+        await self._deps.broker.count("trained", count)
+        await self._deps.broker.set_trained_pending(len(self._progress.unsaved))
+
+    # Publishing
+
+    def _publish(self) -> dict[str, float]:
+        """Export the weights and release them under a new version; seconds by phase."""
+        deps, progress = self._deps, self._progress
+        self._status("publishing")
+        version = self._insist("taking a version", deps.broker.next_version)
+        started = time.perf_counter()
+        directory = Path(deps.config.publishing.weights_dir).resolve() / str(version)
+        digest: str = deps.ranks.call("export", directory)
+        scores: list[float] = deps.ranks.call("score", deps.probe_ids)
+        exported = time.perf_counter()
+        fields = {
+            "step": str(progress.step),
+            "run": deps.run,
+            "parent": str(progress.lineage.current or ""),
+            "weights_hash": digest,
+        }
+        self._insist("describing a version", lambda: deps.broker.describe_version(version, fields))
+        release = Release(version, directory, deps.probe_ids, scores)
+        self._insist("publishing", lambda: deps.publisher.publish(release))
+        progress.lineage.release(version, progress.step)
+        return {"export": exported - started, "publish": time.perf_counter() - exported}
+
+    # Checkpoints
+
+    def _save_if(self, due: bool) -> None:
+        """Write a checkpoint and acknowledge what it holds."""
+        progress, deps = self._progress, self._deps
+        if not due:
+            return
+        self._status("saving")
+        started = time.perf_counter()
+        path = deps.ranks.call("save", self._state())
+        progress.saved_step = progress.step
+        self._log.info("checkpoint", path=str(path), seconds=round(time.perf_counter() - started, 2))
+        acknowledged: Sequence[Held] = list(progress.unsaved)
+        deps.source.skip([held.sample.turn_id for held in acknowledged])
+        progress.unsaved.clear()
+        try:
+            deps.background.run(deps.source.finish(acknowledged))
+        except DependencyError as error:
+            # They stay pending, and are acknowledged by their turn ids when they come again.
+            self._log.warning("samples not acknowledged yet", detail=str(error))
+
+    def _state(self) -> TrainerState:
+        progress, config = self._progress, self._deps.config
+        return TrainerState(
+            step=progress.step,
+            run=self._deps.run,
+            lineage=progress.lineage,
+            trained_turn_ids=[held.sample.turn_id for held in progress.unsaved],
+            num_trained=progress.num_trained,
+            model_path=config.model.student_model_path,
+            dtype=config.model.dtype,
+        )
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        found = checkpoints.complete(self._training.checkpoint_dir)
+        if not found:
+            return
+        state = checkpoints.read_state(found[-1])
+        checkpoints.check_same_model(state, self._deps.config, found[-1])
+        self._deps.ranks.call("load", found[-1])
+        self._progress = Progress(
+            step=state.step, num_trained=state.num_trained, lineage=state.lineage, saved_step=state.step
+        )
+        self._steps_at_start = state.step
+        self._deps.source.skip(state.trained_turn_ids)
+        self._log.info("resumed", path=str(found[-1]), step=state.step, trained=state.num_trained)

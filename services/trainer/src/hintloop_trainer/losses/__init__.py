@@ -1,0 +1,1 @@
+"""Losses: one file each, all of one shape (see :mod:`inputs`)."""

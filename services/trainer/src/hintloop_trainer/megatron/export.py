@@ -1,0 +1,143 @@
+"""Weights as a Hugging Face directory: written aside, synced to disk, renamed into place.
+
+Owns files, the digest and their durability; names and layouts are :mod:`weights`' business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from hintloop_trainer.errors import CheckpointError
+from hintloop_trainer.megatron import weights
+from hintloop_trainer.megatron.model import Architecture
+from hintloop_trainer.megatron.parallel import Layout
+
+#: Files beside the weights that an engine reads.
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make every file below ``directory``, and the directory entries, durable."""
+    for path in [*directory.rglob("*"), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def put_in_place(aside: Path, target: Path) -> None:
+    """Sync ``aside`` and rename it to ``target``, durably."""
+    sync_directory(aside)
+    aside.rename(target)
+    parent = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def _digest(name: str, tensor: torch.Tensor) -> str:
+    header = f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode()
+    digest = hashlib.sha256(header)
+    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_weights(
+    model: torch.nn.Module,
+    arch: Architecture,
+    layout: Layout,
+    *,
+    base: Path,
+    tokenizer: Path,
+    target: Path,
+) -> str:
+    """Export the model to ``target``, which must not exist. Collective over all ranks.
+
+    ``base`` gives the configuration, ``tokenizer`` the tokenizer's files.
+
+    Returns:
+        SHA-256 (hex) over names, dtypes, shapes and values: the same for the same weights under any layout.
+
+    Raises:
+        CheckpointError: ``target`` exists.
+    """
+    aside = target.with_name(f".{target.name}.partial")
+    if layout.rank == 0:
+        if target.exists():
+            raise CheckpointError(f"{target} exists; a weight version is written once")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    dist.barrier()
+    tensors: dict[str, torch.Tensor] = {}
+    weights.export_tensors(model, arch, layout, tensors.__setitem__)
+    digests: dict[str, str] = {}
+    if layout.tp_rank == 0 and layout.dp_rank == 0:
+        file = aside / _file_name(layout)
+        save_file(tensors, str(file), metadata={"format": "pt"})
+        file.chmod(0o644)  # engines may run as another user
+        digests = {name: _digest(name, tensor) for name, tensor in tensors.items()}
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    everyone: list[tuple[int, dict[str, str], dict[str, int]]] = [(0, {}, {})] * layout.world_size
+    dist.all_gather_object(everyone, (layout.pp_rank, digests, sizes))
+    whole = hashlib.sha256()
+    for name, digest in sorted((item for _, found, _ in everyone for item in found.items())):
+        whole.update(f"{name} {digest}\n".encode())
+    if layout.rank == 0:
+        _write_companions(aside, base, tokenizer, next(iter(tensors.values())).dtype)
+        if layout.pp_size > 1:
+            _write_index(aside, layout.pp_size, everyone)
+        put_in_place(aside, target)
+    dist.barrier()
+    return whole.hexdigest()
+
+
+def _file_name(layout: Layout) -> str:
+    return _stage_file(layout.pp_rank, layout.pp_size)
+
+
+def _stage_file(stage: int, num_stages: int) -> str:
+    if num_stages == 1:
+        return "model.safetensors"
+    return f"model-{stage + 1:05d}-of-{num_stages:05d}.safetensors"
+
+
+def _write_index(aside: Path, num_stages: int, everyone: list[tuple[int, dict[str, str], dict[str, int]]]) -> None:
+    stages = {name: stage for stage, digests, _ in everyone for name in digests}
+    sizes = {name: size for _, digests, found in everyone for name, size in found.items() if name in digests}
+    index = {
+        "metadata": {"total_size": sum(sizes.values())},
+        "weight_map": {name: _stage_file(stage, num_stages) for name, stage in sorted(stages.items())},
+    }
+    (aside / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _write_companions(aside: Path, base: Path, tokenizer: Path, dtype: torch.dtype) -> None:
+    config = json.loads((base / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for source in (tokenizer, base):
+        for name in COMPANIONS:
+            if (source / name).is_file() and not (aside / name).exists():
+                shutil.copyfile(source / name, aside / name)

@@ -1,0 +1,240 @@
+"""A Hugging Face configuration as a megatron GPT model whose output head is applied by the caller.
+
+Owns the shape of the model; its numbers are :mod:`weights`' business. Llama, Qwen2 and Qwen3 are supported;
+what their configurations can ask for and this code does not do is refused, never ignored.
+Legend: B = sequences, S = positions, H = hidden size, V = vocabulary of this tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer import TransformerConfig
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from hintloop_trainer.errors import ModelError
+from hintloop_trainer.megatron import cpu
+from hintloop_trainer.megatron.parallel import Layout
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the trainer must know of the student. Sizes are of the whole model, not of one rank."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    num_heads: int
+    num_kv_groups: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    norm_epsilon: float
+    rope_theta: float
+    inv_freq: tuple[float, ...] | None
+    """Rotary frequencies ``[head_dim / 2]`` when they are scaled, else ``None``."""
+    tied: bool
+
+    def padded_vocab(self, tp_size: int) -> int:
+        """Vocabulary rounded up so that every tensor-parallel rank has as many rows."""
+        return -(-self.vocab_size // tp_size) * tp_size
+
+
+def read_architecture(directory: str | Path) -> Architecture:
+    """Read ``config.json`` of a model directory.
+
+    Raises:
+        ModelError: no configuration there, an unknown family, or a feature that is not supported.
+    """
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        raise ModelError(
+            f"model.student_model_path {str(directory)!r} holds no config.json; give a Hugging Face model directory"
+        )
+    config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+    _refuse_unsupported(config)
+    rope = dict(config.rope_parameters)
+    scaled = rope["rope_type"] != "default"
+    return Architecture(
+        family=config.model_type,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_groups=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        norm_epsilon=config.rms_norm_eps,
+        rope_theta=float(rope["rope_theta"]),
+        inv_freq=_scaled_frequencies(config, rope["rope_type"]) if scaled else None,
+        tied=bool(config.tie_word_embeddings),
+    )
+
+
+def _scaled_frequencies(config: PretrainedConfig, rope_type: str) -> tuple[float, ...]:
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+    if factor != 1.0:
+        raise ModelError(f"rope_parameters: attention factor {factor} is not supported, only 1.0")
+    return tuple(frequencies.tolist())
+
+
+def _refuse_unsupported(config: PretrainedConfig) -> None:
+    """Name the first property of ``config`` that this code would get wrong."""
+    family = config.model_type
+    if family not in FAMILIES:
+        raise ModelError(f"model_type {family!r} is not supported; use one of {', '.join(FAMILIES)}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    problems = {
+        f"rope_type {rope.get('rope_type')!r}": rope.get("rope_type") not in ROPE_TYPES,
+        "partial rotary embeddings": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "sliding-window attention": bool(getattr(config, "use_sliding_window", False))
+        or layer_types != {"full_attention"},
+        f"hidden_act {config.hidden_act!r}": config.hidden_act != "silu",
+        "attention_bias": family != "qwen2" and bool(getattr(config, "attention_bias", False)),
+        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
+        "attention_dropout": bool(getattr(config, "attention_dropout", 0.0)),
+    }
+    for problem, present in problems.items():
+        if present:
+            raise ModelError(f"{problem} of the student ({family}) is not supported; use a model without it")
+
+
+def check_layout(arch: Architecture, layout: Layout) -> None:
+    """Refuse a layout that cannot split this model evenly."""
+    tp, pp = layout.tp_size, layout.pp_size
+    for name, size in (("attention heads", arch.num_heads), ("key-value groups", arch.num_kv_groups)):
+        if size % tp:
+            raise ModelError(
+                f"training.tensor_model_parallel_size {tp} does not divide the student's {size} {name}; "
+                f"use a divisor of {size}"
+            )
+    if arch.ffn_size % tp:
+        raise ModelError(
+            f"training.tensor_model_parallel_size {tp} does not divide the student's "
+            f"intermediate_size {arch.ffn_size}; use a divisor of it"
+        )
+    if arch.num_layers % pp:
+        raise ModelError(
+            f"training.pipeline_model_parallel_size {pp} does not divide the student's "
+            f"{arch.num_layers} layers; use a divisor of {arch.num_layers}"
+        )
+
+
+def uses_transformer_engine() -> bool:
+    """Whether layers come from Transformer Engine: with CUDA, where it is installed."""
+    return cpu.has_cuda() and importlib.util.find_spec("transformer_engine") is not None
+
+
+def transformer_config(arch: Architecture, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+    """Megatron's configuration for this student; gradients are divided by the whole batch's token count."""
+    fused = uses_transformer_engine()
+    return TransformerConfig(
+        num_layers=arch.num_layers,
+        hidden_size=arch.hidden_size,
+        ffn_hidden_size=arch.ffn_size,
+        num_attention_heads=arch.num_heads,
+        num_query_groups=arch.num_kv_groups,
+        kv_channels=arch.head_dim,
+        layernorm_epsilon=arch.norm_epsilon,
+        normalization="RMSNorm",
+        qk_layernorm=arch.family == "qwen3",
+        add_qkv_bias=arch.family == "qwen2",
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        attention_softmax_in_fp32=True,
+        tensor_model_parallel_size=layout.tp_size,
+        pipeline_model_parallel_size=layout.pp_size,
+        sequence_parallel=False,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        variable_seq_lengths=layout.pp_size > 1,
+        calculate_per_token_loss=True,
+        use_cpu_initialization=not cpu.has_cuda(),
+        perform_initialization=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=fused,
+        bias_dropout_fusion=fused,
+        apply_rope_fusion=fused,
+        persist_layer_norm=False,
+        cuda_graph_scope=[],
+    )
+
+
+class PolicyModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
+    """A GPT model that stops before its output head.
+
+    ``forward(input_ids, position_ids, attention_mask)`` gives the normalised hidden states ``[S, B, H]``;
+    :meth:`head` gives logits for chosen rows, so that logits of a whole batch never exist at once.
+    """
+
+    def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden_states
+
+    def head(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """Logits ``[N, V]`` of this tensor-parallel rank, in the model's dtype."""
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits_N1V, _ = self.output_layer(hidden_NH.unsqueeze(1), weight=weight)
+        logits: torch.Tensor = logits_N1V.squeeze(1)
+        return logits
+
+
+def _construct(arch: Architecture, layout: Layout, dtype: torch.dtype, max_seq_len: int) -> PolicyModel:
+    config = transformer_config(arch, layout, dtype)
+    if uses_transformer_engine():
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    else:
+        spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    return PolicyModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=arch.padded_vocab(layout.tp_size),
+        max_sequence_length=max_seq_len,
+        pre_process=layout.first_stage,
+        post_process=layout.last_stage,
+        position_embedding_type="rope",
+        rotary_base=arch.rope_theta,
+        share_embeddings_and_output_weights=arch.tied,
+    )
+
+
+def build(arch: Architecture, layout: Layout, dtype: torch.dtype, max_seq_len: int) -> PolicyModel:
+    """This rank's part of the model, with weights still to be loaded."""
+    check_layout(arch, layout)
+    with cpu.quietly():
+        model = _construct(arch, layout, dtype, max_seq_len)
+    if arch.inv_freq is not None:
+        model.rotary_pos_emb.inv_freq = torch.tensor(arch.inv_freq, device=cpu.device())
+    if dtype == torch.bfloat16:
+        model = model.bfloat16()
+    placed: PolicyModel = model.to(cpu.device())
+    return placed
+
+
+def causal_mask(seq_len: int) -> torch.Tensor | None:
+    """``[1, 1, S, S]``, true where attention is *not* allowed; ``None`` where the kernel is causal itself."""
+    if uses_transformer_engine():
+        return None
+    ones = torch.ones(seq_len, seq_len, dtype=torch.bool, device=cpu.device())
+    return torch.triu(ones, 1)[None, None]

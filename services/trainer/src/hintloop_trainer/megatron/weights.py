@@ -1,0 +1,244 @@
+"""Hugging Face weights in and out of megatron: names, layouts, sharding.
+
+Owns the correspondence of names and how a tensor is cut over ranks. Loading reads one parameter at a time;
+exporting gathers one at a time, so neither ever holds a second whole model. Files are :mod:`export`'s.
+A *full* tensor is megatron's parameter over all tensor-parallel ranks; Hugging Face's are its *parts*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as functional
+from megatron.core import parallel_state
+from safetensors import safe_open
+
+from hintloop_trainer.errors import ModelError
+from hintloop_trainer.megatron.model import Architecture
+from hintloop_trainer.megatron.parallel import Layout
+
+
+class Cut(Enum):
+    """How a full tensor is divided over tensor-parallel ranks."""
+
+    NONE = "none"  # every rank has it whole
+    ROWS = "rows"  # along the first axis
+    COLUMNS = "columns"  # along the second axis
+    HALVES = "halves"  # gate and up, stacked: each half along the first axis
+    GROUPS = "groups"  # q, k, v interleaved by key-value group, along the first axis
+    VOCAB = "vocab"  # along the first axis, padded to a multiple of the ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One megatron parameter and the Hugging Face tensors it is made of."""
+
+    names: tuple[str, ...]
+    """Names under which megatron's layer specs hold it; the first that exists is meant."""
+    parts: tuple[str, ...]
+    cut: Cut
+
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+def _qkv(kind: str) -> tuple[str, ...]:
+    return tuple(f"self_attn.{letter}_proj.{kind}" for letter in "qkv")
+
+
+# The second name of a norm is Transformer Engine's, which fuses it into the linear layer behind it.
+LAYER_SLOTS = (
+    Slot(
+        ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
+        ("input_layernorm.weight",),
+        Cut.NONE,
+    ),
+    Slot(("self_attention.linear_qkv.weight",), _qkv("weight"), Cut.GROUPS),
+    Slot(("self_attention.linear_qkv.bias",), _qkv("bias"), Cut.GROUPS),
+    Slot(("self_attention.q_layernorm.weight",), ("self_attn.q_norm.weight",), Cut.NONE),
+    Slot(("self_attention.k_layernorm.weight",), ("self_attn.k_norm.weight",), Cut.NONE),
+    Slot(("self_attention.linear_proj.weight",), ("self_attn.o_proj.weight",), Cut.COLUMNS),
+    Slot(
+        ("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"),
+        ("post_attention_layernorm.weight",),
+        Cut.NONE,
+    ),
+    Slot(("mlp.linear_fc1.weight",), ("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.HALVES),
+    Slot(("mlp.linear_fc2.weight",), ("mlp.down_proj.weight",), Cut.COLUMNS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A parameter of this rank, and the names and cut of its parts."""
+
+    parameter: torch.nn.Parameter
+    parts: tuple[str, ...]
+    cut: Cut
+    copy: bool = False
+    """A second holder of the same tensor (a tied head on the last pipeline stage); not exported."""
+
+
+def places(model: torch.nn.Module, arch: Architecture, layout: Layout) -> Iterator[Place]:
+    """Every parameter of this rank, in the order of the model.
+
+    Raises:
+        ModelError: a parameter has no counterpart; nothing may stay as it was initialised.
+    """
+    parameters = dict(model.named_parameters())
+    yield from _outer_places(parameters, arch)
+    num_local = arch.num_layers // layout.pp_size
+    for local in range(num_local):
+        prefix, number = f"decoder.layers.{local}.", layout.pp_rank * num_local + local
+        for slot in LAYER_SLOTS:
+            for name in slot.names:
+                parameter = parameters.pop(prefix + name, None)
+                if parameter is not None:
+                    yield Place(parameter, tuple(f"model.layers.{number}.{part}" for part in slot.parts), slot.cut)
+    if parameters:
+        raise ModelError(f"megatron parameters without a Hugging Face counterpart: {', '.join(sorted(parameters))}")
+
+
+def _outer_places(parameters: dict[str, torch.nn.Parameter], arch: Architecture) -> Iterator[Place]:
+    embedding = parameters.pop("embedding.word_embeddings.weight", None)
+    if embedding is not None:
+        yield Place(embedding, (EMBEDDING,), Cut.VOCAB)
+    norm = parameters.pop("decoder.final_layernorm.weight", None)
+    if norm is not None:
+        yield Place(norm, ("model.norm.weight",), Cut.NONE)
+    head = parameters.pop("output_layer.weight", None)
+    if head is not None:
+        yield Place(head, (EMBEDDING if arch.tied else HEAD,), Cut.VOCAB, copy=arch.tied)
+
+
+def join(parts: list[torch.Tensor], cut: Cut, arch: Architecture) -> torch.Tensor:
+    """Full tensor from its parts."""
+    if cut is Cut.GROUPS:
+        groups = arch.num_kv_groups
+        grouped = [part.reshape(groups, part.shape[0] // groups, *part.shape[1:]) for part in parts]
+        return torch.cat(grouped, dim=1).flatten(0, 1)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def part(full: torch.Tensor, cut: Cut, arch: Architecture) -> list[torch.Tensor]:
+    """Parts from a full tensor; undoes :func:`join`."""
+    if cut is Cut.HALVES:
+        return list(full.chunk(2))
+    if cut is Cut.GROUPS:
+        groups, dim = arch.num_kv_groups, arch.head_dim
+        grouped = full.reshape(groups, full.shape[0] // groups, *full.shape[1:])
+        sizes = [arch.num_heads // groups * dim, dim, dim]
+        return [piece.flatten(0, 1) for piece in torch.split(grouped, sizes, dim=1)]
+    return [full[: arch.vocab_size]] if cut is Cut.VOCAB else [full]
+
+
+def shard(full: torch.Tensor, cut: Cut, arch: Architecture, tp_rank: int, tp_size: int) -> torch.Tensor:
+    """This rank's piece of a full tensor."""
+    if cut is Cut.NONE:
+        return full
+    if cut is Cut.VOCAB:
+        full = functional.pad(full, (0, 0, 0, arch.padded_vocab(tp_size) - full.shape[0]))
+    if cut is Cut.HALVES:
+        return torch.cat([half.chunk(tp_size)[tp_rank] for half in full.chunk(2)])
+    return full.chunk(tp_size, dim=1 if cut is Cut.COLUMNS else 0)[tp_rank]
+
+
+def unshard(shards: list[torch.Tensor], cut: Cut) -> torch.Tensor:
+    """Full tensor from every rank's piece; undoes :func:`shard`."""
+    if cut is Cut.NONE or len(shards) == 1:
+        return shards[0]
+    if cut is Cut.HALVES:
+        halves = [piece.chunk(2) for piece in shards]
+        return torch.cat([half[side] for side in (0, 1) for half in halves])
+    return torch.cat(shards, dim=1 if cut is Cut.COLUMNS else 0)
+
+
+def _keys(handle: Any) -> list[str]:
+    return list(handle.keys())
+
+
+class Checkpoint:
+    """Lazy reader of a directory's safetensors files."""
+
+    def __init__(self, directory: str | Path) -> None:
+        """Open every file of ``directory``; reads headers only.
+
+        Raises:
+            ModelError: there are no safetensors files.
+        """
+        files = sorted(Path(directory).glob("*.safetensors"))
+        if not files:
+            raise ModelError(f"{str(directory)!r} holds no *.safetensors file; save the model as safetensors")
+        self._where: dict[str, Any] = {}
+        for file in files:
+            handle = safe_open(str(file), framework="pt")
+            self._where.update(dict.fromkeys(_keys(handle), handle))
+
+    def names(self) -> set[str]:
+        """Names of the tensors."""
+        return set(self._where)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, in the dtype of the file.
+
+        Raises:
+            ModelError: it is not there.
+        """
+        if name not in self._where:
+            raise ModelError(f"the student's safetensors lack {name!r}")
+        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        return tensor
+
+
+@torch.no_grad()
+def load(model: torch.nn.Module, arch: Architecture, layout: Layout, directory: str | Path) -> None:
+    """Fill this rank's parameters from a Hugging Face directory, cast to the parameters' dtype.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape, or one of the files' tensors would go unused.
+    """
+    source = Checkpoint(directory)
+    used: set[str] = set()
+    for place in places(model, arch, layout):
+        full = join([source.read(name) for name in place.parts], place.cut, arch)
+        piece = shard(full, place.cut, arch, layout.tp_rank, layout.tp_size)
+        if piece.shape != place.parameter.shape:
+            raise ModelError(
+                f"{', '.join(place.parts)}: the file gives shape {tuple(piece.shape)} for a parameter of "
+                f"shape {tuple(place.parameter.shape)}; config.json and the weights disagree"
+            )
+        place.parameter.copy_(piece)
+        used.update(place.parts)
+    unused = source.names() - used
+    if layout.pp_size == 1 and (unused - {HEAD} if arch.tied else unused):
+        raise ModelError(f"the student's safetensors hold tensors this model does not use: {', '.join(sorted(unused))}")
+
+
+def gather(place: Place, layout: Layout) -> torch.Tensor:
+    """The full tensor of a parameter, on every tensor-parallel rank. Collective over that group."""
+    piece = place.parameter.detach().contiguous()
+    if layout.tp_size == 1 or place.cut is Cut.NONE:
+        return piece
+    shards = [torch.empty_like(piece) for _ in range(layout.tp_size)]
+    dist.all_gather(shards, piece, group=parallel_state.get_tensor_model_parallel_group())
+    return unshard(shards, place.cut)
+
+
+@torch.no_grad()
+def export_tensors(
+    model: torch.nn.Module, arch: Architecture, layout: Layout, take: Callable[[str, torch.Tensor], None]
+) -> None:
+    """Give every Hugging Face tensor of this pipeline stage to ``take``, on the CPU. Collective over TP ranks."""
+    for place in places(model, arch, layout):
+        full = gather(place, layout)
+        if place.copy:
+            continue
+        for name, tensor in zip(place.parts, part(full, place.cut, arch), strict=True):
+            take(name, tensor.contiguous().cpu())

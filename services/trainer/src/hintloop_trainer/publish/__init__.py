@@ -1,0 +1,1 @@
+"""Weights to the engines: one control per dialect, the publishing sequence, and the reconciler."""

@@ -1,0 +1,143 @@
+"""Builds the trainer from its configuration and runs it. The leading rank trains, the others follow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import aiohttp
+import structlog
+from hintloop_contract.broker import Broker
+from hintloop_contract.config.schema import Config
+from hintloop_contract.ids import consumer_name, new_id
+from hintloop_contract.redis_broker import RedisBroker, connect
+
+from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
+from hintloop_trainer.admission import Admission
+from hintloop_trainer.background import Background
+from hintloop_trainer.checkpoints import CheckpointStore, Resumable
+from hintloop_trainer.learner import Learner
+from hintloop_trainer.loop import LoopDeps, Progress, TrainingLoop
+from hintloop_trainer.losses.loading import LoadedLoss, load_loss
+from hintloop_trainer.megatron import parallel
+from hintloop_trainer.objective import objective_from
+from hintloop_trainer.publish.engines import EngineControl, EngineHttp
+from hintloop_trainer.publish.probe import probe_ids
+from hintloop_trainer.publish.protocol import TOLERANCES, Publisher
+from hintloop_trainer.publish.reconciler import reconcile_forever
+from hintloop_trainer.publish.sglang import SglangControl
+from hintloop_trainer.publish.vllm import VllmControl
+from hintloop_trainer.ranks import Ranks
+from hintloop_trainer.report import MetricsFile
+from hintloop_trainer.samples import SampleSource
+
+CONTROLS: dict[str, Callable[[EngineHttp], EngineControl]] = {"vllm": VllmControl, "sglang": SglangControl}
+
+
+def engine_controls(config: Config, session: aiohttp.ClientSession) -> list[EngineControl]:
+    """A control for every policy engine of the configuration."""
+    make = CONTROLS[config.rollout.engine]
+    key = config.policy.api_key.get_secret_value()
+    return [make(EngineHttp(session, url, key, config.publishing.timeout_s)) for url in config.engine_urls]
+
+
+def make_publisher(config: Config, broker: Broker, engines: Sequence[EngineControl]) -> Publisher:
+    """The publisher of the configured policy."""
+    weights_dir = config.publishing.weights_dir.resolve()
+    weights_dir.mkdir(parents=True, exist_ok=True)
+    return Publisher(
+        broker,
+        engines,
+        weights_dir=weights_dir,
+        tolerance=config.publishing.probe_tolerance or TOLERANCES[config.model.dtype],
+        keep_versions=config.publishing.keep_versions,
+    )
+
+
+def train(config: Config, config_dir: Path, stop: threading.Event) -> None:
+    """Run the trainer on this rank until ``stop`` (leading rank) or until the leader is done."""
+    loss = load_loss(config.custom_loss, [config_dir])
+    objective = objective_from(config, loss)
+    layout = parallel.start(
+        config.training.tensor_model_parallel_size,
+        config.training.pipeline_model_parallel_size,
+        config.training.seed,
+    )
+    learner = Learner(config, objective, layout)
+    store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints)
+    ranks = Ranks(Resumable(learner, store), layout)
+    if layout.rank == 0:
+        structlog.get_logger().info("method", **objective.effective())
+        _lead(config, loss, ranks, learner.arch.vocab_size, stop)
+        ranks.stop()
+    else:
+        ranks.follow()
+    parallel.stop()
+
+
+def _lead(config: Config, loss: LoadedLoss, ranks: Ranks, vocab_size: int, stop: threading.Event) -> None:
+    with Background() as background, ExitStack() as closing:
+        broker = background.run(_connect(config))
+        closing.callback(lambda: background.run(broker.close()))
+        session = background.run(_session())
+        closing.callback(lambda: background.run(session.close()))
+        publisher = make_publisher(config, broker, engine_controls(config, session))
+        lead(config, loss, ranks, vocab_size, stop, background, broker, publisher)
+
+
+async def _connect(config: Config) -> Broker:
+    client = connect(config.redis.url.get_secret_value())
+    return RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
+
+
+async def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession()
+
+
+def lead(
+    config: Config,
+    loss: LoadedLoss,
+    ranks: Ranks,
+    vocab_size: int,
+    stop: threading.Event,
+    background: Background,
+    broker: Broker,
+    publisher: Publisher,
+) -> Progress:
+    """Run the training loop with its background tasks; returns when it is done or ``stop`` is set."""
+    source = SampleSource(
+        broker,
+        consumer_name("trainer"),
+        Admission(config, loss.requires if loss.custom else None),
+        vocab_size=vocab_size,
+        claim_idle_ms=config.redis.claim_idle_ms,
+        capacity=config.rollout.rollout_batch_size,
+    )
+    deps = LoopDeps(
+        config=config,
+        ranks=ranks,
+        background=background,
+        broker=broker,
+        source=source,
+        publisher=publisher,
+        probe_ids=probe_ids(Path(config.tokenizer_dir), vocab_size),
+        metrics_file=MetricsFile(config.training.checkpoint_dir.parent / "metrics.jsonl"),
+        run=new_id(),
+        stop=stop,
+    )
+    loop = TrainingLoop(deps)
+    ending = asyncio.Event()
+    background.run(broker.ensure_groups())
+    tasks = [
+        background.submit(source.serve(ending)),
+        background.submit(reconcile_forever(publisher, config.publishing.reconcile_interval_s, ending)),
+    ]
+    try:
+        return loop.run()
+    finally:
+        background.loop.call_soon_threadsafe(ending.set)
+        for task in tasks:
+            task.result(timeout=30)
