@@ -77,7 +77,7 @@ async def test_probe_finds_dialect_limits_and_alignment(
     assert await detect(client) == engine.kind
     _, report = await probe(client, section().prm, vocabulary, 16)
     assert report.model == engine.name
-    assert report.max_model_len == 2048
+    assert report.max_input_len == {"vllm": 2047, "sglang": 2041}[engine.kind]
     assert report.vocabulary_size == 49152
     assert report.version
     assert report.checks == {
@@ -111,10 +111,12 @@ async def test_ids_outside_the_vocabulary_never_reach_the_engine(client: EngineC
     scorer = await scorer_of(client, vocabulary, 0)
     with pytest.raises(MisalignedError, match="response token 1 is 49152, outside the vocabulary of 49152"):
         await scorer.score([1], [5, 49152])
-    with pytest.raises(TooLongError, match="context is 2048"):
-        await scorer.score([1] * 2040, [5] * 8)
+    limit = scorer.facts.max_input_len
+    assert limit is not None
+    with pytest.raises(TooLongError, match=f"takes {limit}"):
+        await scorer.score([1] * (limit - 7), [5] * 8)
     # The longest that passes is scored: the limit is the engine's own, not a guess below it.
-    assert len((await scorer.score([1] * 2039, [5] * 8)).logprobs) == 8
+    assert len((await scorer.score([1] * (limit - 8), [5] * 8)).logprobs) == 8
 
 
 async def test_too_many_candidates_are_refused_at_start(vllm_policy: Any, vocabulary: Vocabulary) -> None:

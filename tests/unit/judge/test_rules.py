@@ -49,6 +49,29 @@ CORRECTIONS = [
     ("That answer was far too long.", -1, "far too long"),
     ("End with a question next time, please.", -1, "end with a question next time"),
 ]
+FORMS = [
+    ("Be concise.", -1, "be concise"),
+    ("Make it shorter", -1, "make it shorter"),
+    ("Could you explain that more simply?", -1, "explain that more simply"),
+    ("I said one sentence.", -1, "i said one sentence"),
+    ("Still more than one line. I need just one line.", -1, "i need just one line"),
+    ("You're rambling. One short line!", -1, "one short line"),
+    ("You didn't say hello. Please always start with a greeting. What is rain?", -1, "always start with a greeting"),
+    ("A greeting first would be nice.", -1, "a greeting first would be nice"),
+    ("It'd be great if you could cite sources.", -1, "you could cite sources"),
+    ("No lists, please.", -1, "no lists"),
+    ("Please don't apologize so much.", -1, "don't apologize so much"),
+    ("answer me in plain text without markdown", -1, "in plain text without markdown"),
+    ("Why didn't you use a table?", -1, "use a table"),
+    ("Sorry, I meant the second file.", -1, "i meant the second file"),
+    ("The function still throws an error when the list is empty.", -1, "still throws an error"),
+    ("One sentence is plenty for me. What is sand?", -1, "one sentence is plenty"),
+    ("Exactly right, in French and with a greeting.", 1, "in french and with a greeting"),
+    ("Short and to the point, thank you. What is a camera?", 1, "short and to the point"),
+    ("I like how you always give examples, thanks!", 1, "you always give examples"),
+    ("Thanks for keeping it short.", 1, "keeping it short"),
+    ("Looks good to me, merge it.", 1, None),
+]
 CONFIRMATIONS = [
     ("Perfect, a single sentence is all I need.", 1, "a single sentence is all i need"),
     ("Exactly what I wanted: short and clear.", 1, "short and clear"),
@@ -97,10 +120,22 @@ NEUTRAL = [
     "How do I stop a nosebleed?",
     "Which is better, tea or coffee?",
     "What do you like about French?",
+    "I love French cuisine. What should I cook?",
+    "I hate mondays",
+    "Tell me about the French language.",
+    "Give me three bullet points on the French revolution.",
+    "Please summarize the attached report in one paragraph.",
+    "My boss said the report is too long, can you shorten it?",
+    "Why are the answers on the exam so long?",
+    "Do you prefer short or long answers?",
+    "Now do the same for Mars",
+    "Please also add a section about pricing.",
+    "Don't you think cats are better than dogs?",
+    "Is that correct?",
 ]
 
 
-@pytest.mark.parametrize(("text", "score", "hint"), CORRECTIONS + CONFIRMATIONS)
+@pytest.mark.parametrize(("text", "score", "hint"), CORRECTIONS + FORMS + CONFIRMATIONS)
 def test_reads_corrections_and_confirmations(text: str, score: int, hint: str | None) -> None:
     verdict = read_text(text, SECTION)
     assert verdict.score == score

@@ -7,7 +7,7 @@ from hintloop_teacher.scoring import ForcedScorer
 
 from .fake_dialect import FakeDialect, score_of
 
-FACTS = EngineFacts("fake", "1", "teacher", 12)
+FACTS = EngineFacts("fake", "1", "teacher", 11)
 
 
 def scorer_of(dialect: FakeDialect, facts: EngineFacts = FACTS) -> ForcedScorer:
@@ -38,7 +38,7 @@ async def test_wrong_ids_are_never_sent(prompt: list[int], response: list[int], 
 async def test_the_context_is_the_limit() -> None:
     dialect = FakeDialect()
     assert len((await scorer_of(dialect).score([1] * 8, [2] * 3)).logprobs) == 3
-    with pytest.raises(TooLongError, match=r"12 tokens.*context is 12"):
+    with pytest.raises(TooLongError, match=r"12 tokens.*takes 11"):
         await scorer_of(dialect).score([1] * 9, [2] * 3)
     assert len(dialect.calls) == 1
 

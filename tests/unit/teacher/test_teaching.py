@@ -37,8 +37,8 @@ COMBINE = SignalNeeds(score=True, hint=True, either=True)
 class Engine:
     """What the handler sees of the PRM engine."""
 
-    def __init__(self, dialect: FakeDialect, max_model_len: int = 512) -> None:
-        facts = EngineFacts("fake", "1", "teacher", max_model_len)
+    def __init__(self, dialect: FakeDialect, max_input_len: int = 512) -> None:
+        facts = EngineFacts("fake", "1", "teacher", max_input_len)
         self.scorer = ForcedScorer(dialect, facts, vocabulary_size=1000, max_concurrency=2)
 
 
@@ -75,7 +75,7 @@ class Bench:
         hint: str | None = "One short sentence.",
         captured_ids: list[int] | None = None,
         version: int = 1,
-        max_model_len: int = 512,
+        max_input_len: int = 512,
         **settings: Any,
     ) -> Any:
         prompt_ids = captured_ids if captured_ids is not None else render(MESSAGES)
@@ -101,7 +101,7 @@ class Bench:
         self.entry = entry
         self.handler = TurnTeacher(
             Config.model_validate(settings), needs, self.broker, self.renderer,
-            Engine(self.dialect, max_model_len), self.metrics,  # type: ignore[arg-type]
+            Engine(self.dialect, max_input_len), self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
         return await self.handler(entry)
 
@@ -197,7 +197,7 @@ async def test_a_missing_score_drops_the_turn(bench: Bench) -> None:
 
 
 async def test_too_long_for_the_teacher(bench: Bench) -> None:
-    outcome = await bench.teach(OPD, max_model_len=20)
+    outcome = await bench.teach(OPD, max_input_len=20)
     assert isinstance(outcome, Discard) and outcome.reason == "too_long"
 
 

@@ -168,6 +168,7 @@ COMPLAIN = cues(
     r"\b(?:not|hardly|barely) (?:\w+ )?enough\b|\btoo much\b|\b(?:more|longer|bigger) than i\b",
     r"\bwall of text\b|\b(?:an? )?(?:whole |entire )?(?:essay|lecture|novel|monologue|life story)\b",
     r"\bcould(?:'ve| have)? be(?:en)? (?:shorter|simpler|clearer|briefer|better|more \w+|less \w+|friendlier|nicer)\b",
+    r"^still (?:more|less|longer|shorter) than\b|^(?:that's |it's )?more than (?:one|a|two|three|\d+)\b",
     r"^not again\b|\byou broke\b|\bstill (?:wrong|broken|failing|not|no|nothing|fails)\b|\b(?:not|isn't) it\b",
 )
 

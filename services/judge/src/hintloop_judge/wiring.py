@@ -88,6 +88,8 @@ async def run_worker(deps: JudgeDeps, stop: asyncio.Event) -> None:
     )
     await deps.broker.ensure_groups()
     try:
+        # Learns early what the engine can do; one that is not up yet is met again by the first turn.
+        await deps.backend.ready()
         await StreamWorker(deps.broker, options, handler, deps.backend.ready).run(stop)
     finally:
         await deps.backend.close()

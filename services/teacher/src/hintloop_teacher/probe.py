@@ -34,7 +34,7 @@ class ProbeReport:
     dialect: str
     version: str | None
     model: str
-    max_model_len: int | None
+    max_input_len: int | None
     vocabulary_size: int
     top_k: int
     checks: dict[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ async def probe(
         checks["top_k"] = await _check_top_k(scorer, top_k)
     except TeachError as error:
         raise ProbeError(f"{client.root_url} ({dialect.name}) cannot score given tokens: {error}") from error
-    report = ProbeReport(dialect.name, facts.version, facts.model, facts.max_model_len, vocabulary.size, top_k, checks)
+    report = ProbeReport(dialect.name, facts.version, facts.model, facts.max_input_len, vocabulary.size, top_k, checks)
     return scorer, report
 
 

@@ -54,7 +54,6 @@ class ForcedScorer:
                 raise MisalignedError(
                     f"{name} token {wrong} is {ids[wrong]}, outside the vocabulary of {self.vocabulary_size} tokens"
                 )
-        length, limit = len(prompt_ids) + len(response_ids), self.facts.max_model_len
-        # Engines want room for one token more, even when none is kept.
-        if limit is not None and length + 1 > limit:
-            raise TooLongError(f"{length} tokens with the hinted prompt; the PRM engine's context is {limit}")
+        length, limit = len(prompt_ids) + len(response_ids), self.facts.max_input_len
+        if limit is not None and length > limit:
+            raise TooLongError(f"{length} tokens with the hinted prompt; the PRM engine takes {limit}")

@@ -13,12 +13,12 @@ from hintloop_teacher.http import EngineClient
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the engine says of itself. ``max_model_len``: tokens of context, or ``None`` when it does not say."""
+    """What the engine says of itself. ``max_input_len``: most tokens of one request, ``None`` when it does not say."""
 
     dialect: str
     version: str | None
     model: str
-    max_model_len: int | None
+    max_input_len: int | None
 
 
 class Dialect(Protocol):

@@ -27,10 +27,12 @@ class SglangDialect:
         """Model and limits."""
         model, length = await listed_model(self._client, wanted_model)
         try:
-            version = (await self._client.get("/server_info")).get("version")
+            info = await self._client.get("/server_info")
         except RefusedError:
-            version = None
-        return EngineFacts(self.name, version, model, length)
+            info = {}
+        limit = info.get("max_req_input_len", length)
+        # The server refuses inputs that reach its limit.
+        return EngineFacts(self.name, info.get("version"), model, limit - 1 if isinstance(limit, int) else None)
 
     async def score(self, model: str, prompt_ids: Sequence[int], response_ids: Sequence[int], top_k: int) -> RawScores:
         """Raw scores of the response. The server has one model; ``model`` is not sent."""

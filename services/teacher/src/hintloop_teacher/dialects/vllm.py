@@ -31,7 +31,8 @@ class VllmDialect:
             version = (await self._client.get("/version")).get("version")
         except RefusedError:
             version = None
-        return EngineFacts(self.name, version, model, length)
+        # One place is taken by the token that is generated and thrown away.
+        return EngineFacts(self.name, version, model, None if length is None else length - 1)
 
     async def score(self, model: str, prompt_ids: Sequence[int], response_ids: Sequence[int], top_k: int) -> RawScores:
         """Raw scores of the response."""
