@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from typing import Any
 
 import structlog
@@ -82,15 +82,22 @@ async def running(deps: ProxyDeps) -> AsyncIterator[None]:
         await writing
         with contextlib.suppress(DependencyError):
             await deps.flight.register()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
 
 
 def _start(loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     task = asyncio.create_task(loop)
     task.add_done_callback(_report)
     return task
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel until all have ended: a client library may swallow a cancellation that meets its own timeout."""
+    open_tasks = set(tasks)
+    while open_tasks:
+        for task in open_tasks:
+            task.cancel()
+        _, open_tasks = await asyncio.wait(open_tasks, timeout=0.5)
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -39,17 +39,13 @@ _usage_decoder = msgspec.json.Decoder(Usage | None)
 
 
 def read_logprobs(raw: msgspec.Raw) -> list[float | None] | None:
-    """The numbers of a ``logprobs`` member; ``None`` when there are none. NaN and infinities are kept as such."""
+    """The numbers of a ``logprobs`` member; ``None`` when there are none."""
     text = bytes(raw)
     if not text or text == NULL:
         return None
-    try:
-        decoded = _logprobs_decoder.decode(text)
-        content = None if decoded is None else decoded.content
-        return None if content is None else [entry.logprob for entry in content]
-    except msgspec.DecodeError:
-        entries = json.loads(text).get("content") or []
-        return [entry.get("logprob") for entry in entries]
+    decoded = _logprobs_decoder.decode(text)
+    content = None if decoded is None else decoded.content
+    return None if content is None else [entry.logprob for entry in content]
 
 
 def read_ids(raw: msgspec.Raw) -> list[int] | None:
@@ -139,6 +135,19 @@ class Reply(msgspec.Struct):
 _reply_decoder = msgspec.json.Decoder(Reply)
 
 
+def decode_reply(data: bytes) -> tuple[bytes, Reply]:
+    """Decode an answer; give back its JSON text, in which what JSON has no word for (NaN, infinities) is null.
+
+    Raises:
+        msgspec.DecodeError, ValueError: it is not JSON of the expected shape.
+    """
+    try:
+        return data, _reply_decoder.decode(data)
+    except msgspec.DecodeError:
+        sane = msgspec.json.encode(json.loads(data))
+        return sane, _reply_decoder.decode(sane)
+
+
 class ChatReader:
     """Reads one chat answer. A dialect overrides :meth:`take_ids` and names the members to hide."""
 
@@ -158,7 +167,7 @@ class ChatReader:
 
     def event(self, data: bytes) -> bytes | None:
         """Read one chunk; see ``Reader.event``."""
-        reply = _reply_decoder.decode(data)
+        data, reply = decode_reply(data)
         answer = self.answer
         if bytes(reply.error) not in (b"", NULL):
             answer.error = bytes(reply.error).decode(errors="replace")
@@ -177,7 +186,7 @@ class ChatReader:
 
     def body(self, data: bytes) -> bytes:
         """Read a whole answer; see ``Reader.body``."""
-        reply = _reply_decoder.decode(data)
+        data, reply = decode_reply(data)
         answer = self.answer
         answer.response_id = reply.id
         answer.usage_completion_tokens = read_usage(reply.usage)
