@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import pack
 from hintloop_trainer.megatron import parallel
@@ -64,6 +65,10 @@ def tiny_model(family: str, *, tied: bool, seed: int = 0, **overrides: Any) -> P
 
 @pytest.fixture(scope="session")
 def layout() -> Iterator[parallel.Layout]:
+    # Other tests may have started the one process group that a process can have.
+    if dist.is_initialized():
+        yield parallel.layout()
+        return
     yield parallel.start(1, 1, seed=1)
     parallel.stop()
 

@@ -243,12 +243,13 @@ class TrainingLoop:
         progress.saved_step = progress.step
         self._log.info("checkpoint", path=str(path), seconds=round(time.perf_counter() - started, 2))
         acknowledged: Sequence[Held] = list(progress.unsaved)
-        deps.source.skip([held.sample.turn_id for held in acknowledged])
         progress.unsaved.clear()
         try:
             deps.background.run(deps.source.finish(acknowledged))
         except DependencyError as error:
             # They stay pending, and are acknowledged by their turn ids when they come again.
+            deps.source.skip([held.sample.turn_id for held in acknowledged])
+            deps.source.forget(acknowledged)
             self._log.warning("samples not acknowledged yet", detail=str(error))
 
     def _state(self) -> TrainerState:

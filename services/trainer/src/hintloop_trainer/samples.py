@@ -159,6 +159,11 @@ class SampleSource:
         for held in trained:
             self._held.pop(held.sample.turn_id, None)
 
+    def forget(self, trained: Sequence[Held]) -> None:
+        """Stop renewing samples whose acknowledgement failed: they are claimed again, and acknowledged then."""
+        for held in trained:
+            self._held.pop(held.sample.turn_id, None)
+
     async def release(self, untrained: Sequence[Held]) -> None:
         """Give back what waits, and ``untrained``, for any trainer to claim at once."""
         for held in [*untrained, *self._waiting]:

@@ -110,9 +110,15 @@ def log_normaliser(logits_NV: torch.Tensor) -> torch.Tensor:
     largest_N = local_N.detach().clone()
     dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=parallel_state.get_tensor_model_parallel_group())
     # Sums of local sums: each rank's gradient is its own share of the mass.
-    mass_N = reduce_from_tensor_model_parallel_region((local_N - largest_N).exp())
-    total_N: torch.Tensor = largest_N + mass_N.log()
-    return total_N
+    mass_N = _reduced((local_N - largest_N).exp())
+    return largest_N + mass_N.log()
+
+
+def _reduced(values: torch.Tensor) -> torch.Tensor:
+    """Sum over tensor-parallel ranks; the gradient passes through to each rank's own share."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    total: torch.Tensor = reduce_from_tensor_model_parallel_region(values, group=group)
+    return total
 
 
 def pick(logits_NV: torch.Tensor, ids_NK: torch.Tensor) -> torch.Tensor:
@@ -123,8 +129,7 @@ def pick(logits_NV: torch.Tensor, ids_NK: torch.Tensor) -> torch.Tensor:
     local_NK = ids_NK - parallel_state.get_tensor_model_parallel_rank() * num_local
     elsewhere_NK = (local_NK < 0) | (local_NK >= num_local)
     found_NK = logits_NV.gather(-1, local_NK.masked_fill(elsewhere_NK, 0)).masked_fill(elsewhere_NK, 0.0)
-    picked_NK: torch.Tensor = reduce_from_tensor_model_parallel_region(found_NK)
-    return picked_NK
+    return _reduced(found_NK)
 
 
 @torch.no_grad()
@@ -133,8 +138,7 @@ def entropy(logits_NV: torch.Tensor, total_N: torch.Tensor) -> torch.Tensor:
     probabilities_NV = (logits_NV - total_N[:, None]).exp_()
     # Padding has probability 0 and logit minus infinity, whose product is not a number.
     expected_N = (probabilities_NV * logits_NV.clamp_min(-1e30)).sum(-1)
-    entropy_N: torch.Tensor = total_N - reduce_from_tensor_model_parallel_region(expected_N)
-    return entropy_N
+    return total_N - _reduced(expected_N)
 
 
 @torch.no_grad()

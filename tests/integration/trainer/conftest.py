@@ -1,0 +1,135 @@
+"""Everything a training loop needs, with a tiny student and a broker in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hintloop_contract.broker import Broker
+from hintloop_contract.config.schema import Config
+from hintloop_contract.messages import Sample
+from hintloop_contract.streams import SAMPLES
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_trainer import wiring
+from hintloop_trainer.background import Background
+from hintloop_trainer.checkpoints import CheckpointStore, Resumable
+from hintloop_trainer.learner import Learner
+from hintloop_trainer.loop import Progress
+from hintloop_trainer.losses.loading import load_loss
+from hintloop_trainer.megatron import parallel
+from hintloop_trainer.objective import objective_from
+from hintloop_trainer.ranks import Ranks
+
+
+def _unit_conftest() -> ModuleType:
+    """The tiny students and samples of the unit tests."""
+    path = Path(__file__).parents[2] / "unit" / "trainer" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("trainer_students", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["trainer_students"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+students = _unit_conftest()
+
+
+@pytest.fixture(scope="session")
+def layout() -> Iterator[parallel.Layout]:
+    # The unit tests may have started the one process group that a process can have.
+    if dist.is_initialized():
+        yield parallel.layout()
+        return
+    yield parallel.start(1, 1, seed=1)
+    parallel.stop()
+
+
+@pytest.fixture
+def make_sample() -> Callable[..., Sample]:
+    make: Callable[..., Sample] = students.make_sample
+    return make
+
+
+@dataclass
+class Bench:
+    """A trainer in this process; :meth:`train` runs it until its configured number of steps."""
+
+    folder: Path
+    layout: parallel.Layout
+    background: Background
+    broker: Broker
+
+    def config(self, **sections: dict[str, Any]) -> Config:
+        """A configuration of two samples a step; sections are merged over it."""
+        base: dict[str, dict[str, Any]] = {
+            "model": {"student_model_path": str(self.folder / "student"), "dtype": "float32", "max_seq_len": 64},
+            "rollout": {"rollout_batch_size": 2},
+            "training": {
+                "train_batch_size": 2,
+                "micro_batch_size": 2,
+                "learning_rate": 1e-3,
+                "max_steps": 2,
+                "checkpoint_dir": self.folder / "checkpoints",
+            },
+            "publishing": {"weights_dir": self.folder / "weights"},
+        }
+        for section, values in sections.items():
+            base[section] = {**base.get(section, {}), **values}
+        return Config.model_validate(base)
+
+    def train(
+        self, config: Config, *, engines: Sequence[Any] = (), stop: threading.Event | None = None
+    ) -> tuple[Progress, Learner]:
+        loss = load_loss(config.custom_loss, [self.folder])
+        learner = Learner(config, objective_from(config, loss), self.layout)
+        store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints)
+        ranks = Ranks(Resumable(learner, store), self.layout)
+        publisher = wiring.make_publisher(config, self.broker, engines)
+        progress = wiring.lead(
+            config,
+            loss,
+            ranks,
+            learner.arch.vocab_size,
+            stop or threading.Event(),
+            self.background,
+            self.broker,
+            publisher,
+        )
+        return progress, learner
+
+    def feed(self, samples: Sequence[Sample]) -> None:
+        async def append() -> None:
+            for sample in samples:
+                await self.broker.append(SAMPLES, sample)
+
+        self.background.run(append())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, layout: parallel.Layout) -> Iterator[Bench]:
+    students.tiny_model("qwen3", tied=True).save_pretrained(tmp_path / "student")
+    with Background() as background:
+
+        async def connect() -> Broker:
+            return MemoryBroker()
+
+        broker = background.run(connect())
+        background.run(broker.ensure_groups())
+        yield Bench(tmp_path, layout, background, broker)
+        background.run(broker.close())
+
+
+def run(bench: Bench, work: Any) -> Any:
+    """Result of a broker's coroutine."""
+    assert asyncio.iscoroutine(work)
+    return bench.background.run(work)
