@@ -145,9 +145,9 @@ class ProxyApp:
 
     async def _relay(self, scope: Scope, body: bytes, send: Send, started: list[int]) -> int:
         deps = self._deps
+        # The path that was checked is the path that is sent; one written with escapes is not.
+        path = "/v1/models" if scope["path"].startswith("/v1/models/") else scope["path"]
         query = scope["query_string"].decode("latin-1")
-        path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
-        path = "/v1/models" if path.startswith("/v1/models/") else path.partition("?")[0]
         target = f"{path}?{query}" if query else path
         headers = request_headers(scope["headers"], deps.engine_key)
         last: EngineUnreachableError | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
 import structlog
+from yarl import URL
 
 from hintloop_rollout_proxy.asgi import RawHeaders
 from hintloop_rollout_proxy.errors import EngineUnreachableError
@@ -109,7 +109,7 @@ class EnginePool:
             try:
                 return await self.session.request(
                     method,
-                    engine.url + path,
+                    URL(engine.url + path, encoded=True),
                     headers=headers,
                     data=body,
                     skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
@@ -138,8 +138,3 @@ def make_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
     )
-
-
-async def sleep_before_retry(attempt: int) -> None:
-    """Back off between attempts to reach an engine: 0.2 s, doubling up to 2 s."""
-    await asyncio.sleep(min(0.2 * 2**attempt, 2.0))

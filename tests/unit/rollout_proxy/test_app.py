@@ -1,0 +1,89 @@
+"""Routes: the allow-list, what passes, and the proxy's own answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/collective_rpc"),
+        ("POST", "/update_weights_from_disk"),
+        ("GET", "/v1/chat/completions/render"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("GET", "/"),
+        ("GET", "/flush_cache"),
+        ("GET", "/hintloop/nothing"),
+        ("GET", "/v1/models/../pause"),
+        ("GET", "/v1%2fmodels/../pause"),
+    ],
+)
+async def test_everything_else_is_404(method: str, path: str, fake_engine: Any, proxy: Any) -> None:
+    from yarl import URL
+
+    async with proxy() as running:
+        url = URL(running.url + path, encoded=True)
+        async with running.session.request(method, url) as response:
+            assert response.status == 404
+            error = (await response.json())["error"]
+    assert error["code"] == "path_not_allowed"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages", "/v1/responses", "/props", "/version"])
+async def test_listed_paths_pass_untouched(path: str, fake_engine: Any, proxy: Any) -> None:
+    fake_engine.model = "policy"
+    async with proxy() as running:
+        headers = {"authorization": "Bearer k", "x-anything": "1"}
+        async with running.session.post(running.url + path + "?a=b%20c", data=b'{"x": 1}', headers=headers) as response:
+            assert response.status == 418
+            echoed = await response.json()
+        metrics = await (await running.session.get(running.url + "/metrics")).text()
+    assert echoed["path"] == path + "?a=b%20c"
+    assert echoed["body"] == '{"x": 1}'
+    sent = {name.lower(): value for name, value in echoed["headers"].items()}
+    assert (sent["authorization"], sent["x-anything"]) == ("Bearer k", "1")
+    generating = path in ("/v1/messages", "/v1/responses")
+    assert (f'hintloop_proxy_uncaptured_total{{path="{path}"}} 1.0' in metrics) is generating
+
+
+async def test_models_carry_the_configured_name(fake_engine: Any, proxy: Any) -> None:
+    async with proxy() as running:
+        document = await (await running.session.get(running.url + "/v1/models")).json()
+        assert [model["id"] for model in document["data"]] == ["policy"]
+        one = await (await running.session.get(running.url + "/v1/models/policy")).json()
+        assert one["id"] == "policy"
+        async with running.session.get(running.url + "/v1/models/other") as response:
+            assert response.status == 404
+
+
+async def test_own_routes(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.replay("chat_stop")
+    async with proxy() as running:
+        await running.ask({"messages": [{"role": "user", "content": "hi"}]})
+        async with running.session.get(running.url + "/hintloop/health") as response:
+            assert response.status == 200
+        async with running.session.get(running.url + "/hintloop/ready") as response:
+            assert response.status == 200
+            state = await response.json()
+        metrics = await (await running.session.get(running.url + "/metrics")).text()
+        async with running.session.head(running.url + "/") as response:
+            assert response.status == 200
+    assert state["engines"][0]["behaviour_space"] == "processed"
+    assert 'hintloop_proxy_requests_total{path="/v1/chat/completions",status="200"} 1.0' in metrics
+
+
+async def test_large_body_is_refused(fake_engine: Any, proxy: Any) -> None:
+    async with proxy(proxy={"max_request_bytes": 1000}) as running:
+        status, data = await running.ask({"messages": [{"role": "user", "content": "x" * 2000}]})
+    assert (status, json.loads(data)["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_body_that_is_no_object_goes_to_the_engine(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.replay("chat_bad_temperature")
+    async with proxy() as running:
+        async with running.session.post(running.url + "/v1/chat/completions", data=b"[]") as response:
+            assert response.status == 400

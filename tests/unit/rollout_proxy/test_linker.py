@@ -1,0 +1,276 @@
+"""Linking over recorded request sequences, and the rules one by one."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hintloop_contract.messages import Capture
+from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions, Placed
+from hintloop_rollout_proxy.request import read_fields, session_key
+
+CASES = Path(__file__).parents[2] / "fixtures" / "cases"
+APIS = {"/v1/chat/completions": "chat_completions", "/v1/messages": "messages"}
+
+
+def make_linker(**options: int) -> Linker:
+    numbers = count()
+    return Linker(LinkerOptions(**options), make_id=lambda: f"s{next(numbers)}")
+
+
+def make_capture(turn_id: str, messages: list[dict[str, Any]], answer: Any = "fine", **fields: Any) -> Capture:
+    """A capture that arrived at ``start_ms`` (1,000 unless given) and took 100 ms."""
+    start_ms = fields.pop("start_ms", 1000)
+    body = {"messages": messages, **fields.pop("body", {})}
+    message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+    return Capture(
+        turn_id=turn_id,
+        engine="vllm",
+        engine_url="http://engine",
+        request=json.dumps(body).encode(),
+        answer=None if message is None else json.dumps(message).encode(),
+        start_ms=start_ms,
+        end_ms=start_ms + 100,
+        **fields,
+    )
+
+
+def said(*texts: str) -> list[dict[str, Any]]:
+    """User and assistant texts in turn, a user's first."""
+    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+
+
+def of_kind(decisions: list[Decision], kind: type[Any]) -> dict[str, Any]:
+    return {decision.turn_id: decision for decision in decisions if isinstance(decision, kind)}
+
+
+def capture_of_case(number: int, request: dict[str, Any], start_ms: int) -> Capture:
+    reply, body = request["reply"], json.dumps(request["body"]).encode()
+    message: dict[str, Any] = {"role": "assistant", "content": reply["text"]}
+    if reply["calls"]:
+        message["tool_calls"] = [
+            {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
+            for c in reply["calls"]
+        ]
+    refused = reply["status"] >= 400
+    status = "refused" if refused else "complete" if reply["complete"] else "aborted"
+    headers = {name.encode(): value.encode() for name, value in request["headers"].items()}
+    fields = read_fields(body)
+    assert fields is not None
+    return Capture(
+        turn_id=str(number),
+        session_key=session_key(fields, headers),
+        api=APIS[request["path"]],
+        engine="vllm",
+        engine_url="http://engine",
+        request=body,
+        answer=None if refused else json.dumps(message).encode(),
+        status=status,
+        http_status=reply["status"],
+        start_ms=start_ms,
+        end_ms=start_ms + 100,
+        problem={"refused": "upstream_error", "aborted": "aborted"}.get(status),
+    )
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
+def test_case(path: Path) -> None:
+    case = json.loads(path.read_text())
+    linker, decisions = make_linker(), []
+    for number, request in enumerate(case["requests"]):
+        decisions += linker.feed(capture_of_case(number, request, 1000 * number))
+        decisions += linker.tick(1000 * number + 100)
+    decisions += linker.flush()
+    placed = list(of_kind(decisions, Placed).values())
+    sessions: dict[str, list[int]] = {}
+    for place in placed:
+        sessions.setdefault(place.session_id, []).append(int(place.turn_id))
+    replaced = {place.retry_of for place in placed if place.retry_of}
+    links = [
+        [int(place.continues), int(place.turn_id)]
+        for place in placed
+        if place.continues is not None and place.turn_id not in replaced
+    ]
+    expected = case["expected"]
+    assert sorted(sessions.values()) == sorted(expected["sessions"])
+    assert sorted(links) == sorted(expected["links"])
+    assert [int(drop.turn_id) for drop in of_kind(decisions, Drop).values() if drop.reason == "side"] == expected[
+        "side"
+    ]
+    assert [int(place.turn_id) for place in placed if place.retry_of] == expected["retries"]
+    settled = [decision.turn_id for decision in decisions if not isinstance(decision, Placed)]
+    assert sorted(settled) == sorted(str(number) for number in range(len(case["requests"]))), "each settled once"
+
+
+def test_cases_are_there() -> None:
+    assert len(list(CASES.glob("*.json"))) >= 10
+
+
+def test_echo_releases_at_once_with_the_whole_next_state() -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q")))
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    call = {"role": "assistant", "content": None, "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": "1", "content": "r"}, {"role": "user", "content": "and?"}]
+    linker.feed(make_capture("b", said("q", "fine", "go"), call, start_ms=2000))
+    decisions = linker.feed(make_capture("c", [*said("q", "fine", "go"), call, *results], start_ms=3000))
+    link = of_kind(decisions, Link)["b"]
+    assert json.loads(link.next_state) == results
+    assert (link.turn_index, link.next_turn_id) == (1, "c")
+
+
+def test_arguments_as_object_or_text_are_the_same() -> None:
+    def call(arguments: Any) -> dict[str, Any]:
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}],
+        }
+
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q"), call('{"b": 1, "a": [2]}')))
+    messages = [*said("q"), call({"a": [2], "b": 1}), {"role": "tool", "content": [{"type": "text", "text": "r"}]}]
+    assert "a" in of_kind(linker.feed(make_capture("b", messages, start_ms=2000)), Link)
+
+
+def test_turn_is_settled_once_and_a_second_continuation_forks() -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q")))
+    assert "a" in of_kind(linker.feed(make_capture("b", said("q", "fine", "one"), start_ms=2000)), Link)
+    decisions = linker.feed(make_capture("c", said("q", "fine", "two"), start_ms=3000))
+    assert not of_kind(decisions, Link)
+    place = of_kind(decisions, Placed)["c"]
+    assert (place.forked, place.continues) == (True, "a")
+    assert place.session_id not in ("s0",)
+
+
+def test_equal_openings_with_equal_answers_are_assigned_in_order() -> None:
+    linker = make_linker()
+    for turn_id in ("a", "b"):
+        linker.feed(make_capture(turn_id, said("q")))
+    first = linker.feed(make_capture("c", said("q", "fine", "x"), start_ms=2000))
+    second = linker.feed(make_capture("d", said("q", "fine", "y"), start_ms=2100))
+    assert list(of_kind(first, Link)) == ["a"]
+    assert list(of_kind(second, Link)) == ["b"]
+
+
+@pytest.mark.parametrize("change", [{"credential": "other"}, {"tenant": "other"}, {"session_key": "header:x:1"}])
+def test_clients_and_sessions_are_never_joined(change: dict[str, str]) -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q")))
+    assert not of_kind(linker.feed(make_capture("b", said("q", "fine", "x"), start_ms=2000, **change)), Link)
+
+
+@pytest.mark.parametrize(
+    "body", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"messages_prefix": "system"}]
+)
+def test_other_tools_or_system_text_are_another_line(body: dict[str, Any]) -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q")))
+    messages = said("q", "fine", "x")
+    if "messages_prefix" in body:
+        messages, body = [{"role": "system", "content": "S"}, *messages], {}
+    assert not of_kind(linker.feed(make_capture("b", messages, start_ms=2000, body=body)), Link)
+
+
+def test_explicit_session_bears_other_tools_but_waits() -> None:
+    linker = make_linker(settle_ms=2000)
+    key = {"session_key": "header:x-session-id:1"}
+    linker.feed(make_capture("a", said("q"), **key))
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert not of_kind(linker.feed(make_capture("b", said("q", "fine", "x"), start_ms=2000, body=tools, **key)), Link)
+    assert not of_kind(linker.tick(4099), Link)
+    assert "a" in of_kind(linker.tick(4100), Link)
+
+
+def test_answer_not_echoed_waits_and_gives_way_to_an_echo() -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q")))
+    unsure = [*said("q"), {"role": "user", "content": "error: no tool call"}]
+    assert not of_kind(linker.feed(make_capture("b", unsure, start_ms=2000)), Link)
+    link = of_kind(linker.feed(make_capture("c", said("q", "fine", "x"), start_ms=2500)), Link)["a"]
+    assert json.loads(link.next_state) == [{"role": "user", "content": "x"}]
+
+
+def test_deadline_counts_from_answer_to_arrival() -> None:
+    for late, linked in ((0, True), (1, False)):
+        linker = make_linker(session_timeout_ms=5000)
+        linker.feed(make_capture("a", said("q"), start_ms=1000))
+        decisions = linker.feed(make_capture("b", said("q", "fine", "x"), start_ms=1100 + 5000 + late))
+        assert ("a" in of_kind(decisions, Link)) is linked
+
+
+def test_deadline_waits_for_a_request_in_flight() -> None:
+    linker = make_linker(session_timeout_ms=5000, grace_ms=1000)
+    linker.feed(make_capture("a", said("q"), start_ms=1000))
+    assert linker.tick(7099) == []
+    assert linker.tick(20_000, oldest_in_flight_ms=6100) == []
+    assert "a" in of_kind(linker.feed(make_capture("b", said("q", "fine", "x"), start_ms=6000)), Link)
+    linker = make_linker(session_timeout_ms=5000, grace_ms=1000)
+    linker.feed(make_capture("a", said("q"), start_ms=1000))
+    (drop,) = linker.tick(7100, oldest_in_flight_ms=6101)
+    assert isinstance(drop, Drop) and drop.reason == "no_next_state"
+    assert len(linker) == 0
+
+
+def test_problem_drops_but_still_carries_a_next_state() -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q")))
+    decisions = linker.feed(make_capture("b", said("q", "fine", "x"), start_ms=2000, problem="count_mismatch"))
+    assert "a" in of_kind(decisions, Link)
+    assert of_kind(decisions, Drop)["b"].reason == "count_mismatch"
+    after = linker.feed(make_capture("c", said("q", "fine", "x", "fine", "y"), start_ms=3000))
+    assert of_kind(after, Placed)["c"].continues == "b"
+    assert not of_kind(after, Link)
+
+
+def test_side_and_done() -> None:
+    linker = make_linker()
+    (drop,) = linker.feed(make_capture("t", said("title?"), turn_type="side"))
+    assert isinstance(drop, Drop) and drop.reason == "side"
+    decisions = linker.feed(make_capture("a", said("q"), session_done=True))
+    assert of_kind(decisions, Drop)["a"].reason == "no_next_state"
+
+
+def test_turn_after_the_last_opens_a_segment() -> None:
+    linker = make_linker(max_turns_per_session=2)
+    texts, places = ["q"], []
+    for number in range(4):
+        decisions = linker.feed(make_capture(str(number), said(*texts), start_ms=1000 * (number + 1)))
+        places.append(of_kind(decisions, Placed)[str(number)])
+        texts += ["fine", f"more {number}"]
+        if number:
+            assert str(number - 1) in of_kind(decisions, Link)
+    assert [place.turn_index for place in places] == [0, 1, 0, 1]
+    assert places[0].session_id == places[1].session_id != places[2].session_id == places[3].session_id
+
+
+def test_prefilled_answer_is_no_next_state() -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q")))
+    assert not of_kind(linker.feed(make_capture("b", said("q", "fine"), start_ms=2000)), Link)
+
+
+def test_unreadable_request_is_dropped_not_raised() -> None:
+    linker = make_linker()
+    bad = make_capture("a", [{"role": "user", "content": "q"}])
+    broken = Capture(turn_id="x", engine="vllm", engine_url="u", request=b"[1", start_ms=1, end_ms=2)
+    odd = make_capture("y", ["not an object"])  # type: ignore[list-item]
+    linker.feed(bad)
+    for capture in (broken, odd):
+        (drop,) = linker.feed(capture)
+        assert isinstance(drop, Drop) and drop.reason == "not_trainable"
+
+
+def test_forgets_what_is_over() -> None:
+    linker = make_linker(session_timeout_ms=5000)
+    for number in range(50):
+        linker.feed(make_capture(str(number), said(f"q{number}"), start_ms=1000 + number))
+        linker.feed(make_capture(f"{number}b", said(f"q{number}", "fine", "x"), start_ms=2000 + number))
+    assert len(linker) == 100
+    decisions = linker.tick(100_000)
+    assert len(of_kind(decisions, Drop)) == 50
+    assert len(linker) == 0

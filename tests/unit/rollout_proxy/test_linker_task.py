@@ -1,0 +1,141 @@
+"""The linker on the streams: what it commits, what it drops and why, who may link."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hintloop_contract.config.schema import Config
+from hintloop_contract.messages import Capture, Sampling
+from hintloop_contract.streams import CAPTURES, DROPS, TURNS
+from hintloop_contract.tensors import pack
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_rollout_proxy.linker_task import LinkerTask
+from hintloop_rollout_proxy.metrics import ProxyMetrics
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[MemoryBroker]:
+    memory = MemoryBroker()
+    await memory.ensure_groups()
+    yield memory
+    await memory.close()
+
+
+def make_config(**sections: dict[str, Any]) -> Config:
+    values: dict[str, dict[str, Any]] = {
+        "training": {"train_batch_size": 2, "max_staleness_steps": 2},
+        "rollout": {"rollout_batch_size": 2},
+        "linker": {"lease_ms": 1000},
+    }
+    for section, change in sections.items():
+        values.setdefault(section, {}).update(change)
+    return Config.model_validate(values)
+
+
+def make_capture(turn_id: str, *texts: str, **fields: Any) -> Capture:
+    messages = [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    request = {"messages": messages, "tools": tools, "chat_template_kwargs": {"a": 1}, "temperature": 0.5}
+    values: dict[str, Any] = {
+        "engine": "vllm",
+        "engine_url": "http://engine",
+        "request": json.dumps(request).encode(),
+        "answer": b'{"role":"assistant","content":"fine"}',
+        "prompt_ids": pack([1, 2, 3], "int32"),
+        "response_ids": pack([4, 5], "int32"),
+        "logprobs": pack([-0.5, -0.25], "float32"),
+        "behaviour_space": "processed",
+        "version_oldest": 3,
+        "version_newest": 3,
+        "start_ms": 1000,
+        "end_ms": 1100,
+    }
+    return Capture(turn_id=turn_id, **(values | fields))
+
+
+async def run_over(broker: Any, config: Config, *captures: Capture) -> None:
+    for capture in captures:
+        await broker.append(CAPTURES, capture)
+    task, stop = LinkerTask(broker, config, ProxyMetrics()), asyncio.Event()
+    running = asyncio.create_task(task.run(stop))
+    async with asyncio.timeout(20):
+        while (await broker.counts(CAPTURES)).pending < (await broker.counts(CAPTURES)).length or not stop.is_set():
+            await asyncio.sleep(0.1)
+            counts = await broker.counts(CAPTURES)
+            if counts.pending == counts.length:
+                await asyncio.sleep(0.3)
+                stop.set()
+    await running
+
+
+async def drops_of(broker: Any) -> dict[str, tuple[str, str]]:
+    return {key[1]: key for key in (await broker.funnel()).drops}
+
+
+async def test_turn_and_record(broker: Any) -> None:
+    sampling = Sampling(temperature=0.5)
+    a = make_capture("a", "q", sampling=sampling, finish_reason="length")
+    await run_over(broker, make_config(), a, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    (entry,) = await broker.read(TURNS, "test", 10, None)
+    turn = entry.message
+    assert (turn.turn_id, turn.turn_index, turn.finish_reason) == ("a", 0, "length")
+    assert (turn.num_prompt_tokens, turn.num_response_tokens) == (3, 2)
+    assert (turn.version_oldest, turn.version_newest, turn.sampling) == (3, 3, sampling)
+    record = await broker.get_turn("a")
+    assert json.loads(record.messages) == [{"role": "user", "content": "q"}]
+    assert json.loads(record.tools)[0]["function"]["name"] == "f"
+    assert json.loads(record.rendering) == {"chat_template_kwargs": {"a": 1}}
+    assert json.loads(record.next_state) == [{"role": "user", "content": "more"}]
+    assert record.logprobs == a.logprobs
+    counts = await broker.counts(CAPTURES)
+    assert (counts.length, counts.pending) == (1, 1), "b stays pending until its next state is settled"
+
+
+@pytest.mark.parametrize(
+    ("change", "training", "reason"),
+    [
+        ({"version_newest": 4}, {}, "mixed_version"),
+        ({"version_newest": 4}, {"allow_mixed_version": True}, None),
+        ({"sampling": Sampling(constrained=True)}, {"allow_constrained": False}, "constrained"),
+        ({"sampling": Sampling(constrained=True)}, {}, None),
+        ({"version_oldest": None}, {}, "not_trainable"),
+        ({"problem": "count_mismatch"}, {}, "count_mismatch"),
+    ],
+)
+async def test_obstacles(broker: Any, change: dict[str, Any], training: dict[str, Any], reason: str | None) -> None:
+    config = make_config(training=training)
+    after = make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100)
+    await run_over(broker, config, make_capture("a", "q", **change), after)
+    turns = await broker.read(TURNS, "test", 10, None)
+    assert [entry.turn_id for entry in turns] == ([] if reason else ["a"])
+    stage = "capture" if reason == "count_mismatch" else "link"
+    assert set((await broker.funnel()).drops) == ({(stage, reason)} if reason else set())
+    assert (await broker.counts(DROPS)).length == (1 if reason else 0)
+
+
+async def test_backpressure_past_the_limit(broker: Any) -> None:
+    captures = []
+    for number in range(7):
+        captures.append(make_capture(f"{number}", f"q{number}"))
+        captures.append(make_capture(f"{number}b", f"q{number}", "fine", "more", start_ms=2000, end_ms=2100))
+    await run_over(broker, make_config(), *captures)
+    assert (await broker.counts(TURNS)).length == 4
+    assert (await broker.funnel()).drops == {("link", "backpressure"): 3}
+
+
+async def test_only_the_holder_of_the_lease_links(broker: Any) -> None:
+    config = make_config()
+    first, second = (LinkerTask(broker, config, ProxyMetrics()) for _ in range(2))
+    assert await first._hold_lease()
+    assert not await second._hold_lease()
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    await asyncio.sleep(1.2)
+    assert await second._hold_lease()
+    # The first does not know yet that it lost the lease; its fence is old, so nothing that it writes counts.
+    await first.step()
+    assert (await broker.counts(TURNS)).length == 0
