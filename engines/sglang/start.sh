@@ -32,6 +32,6 @@ fi
 
 python="$(engine_python sglang "$here")"
 export SGLANG_USE_CPU_ENGINE=1
-export OMP_NUM_THREADS="${HINTLOOP_ENGINE_THREADS:-$(nproc)}"
+use_shared_cores
 exec "$python" -m sglang.launch_server --device cpu --attention-backend torch_native \
     --max-total-tokens 16384 --max-running-requests 32 "${flags[@]}" ${extra[@]+"${extra[@]}"}

@@ -33,9 +33,13 @@ fi
 
 python="$(engine_python vllm "$here")"
 export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
-# One thread team for all cores, placed by the kernel: several engines and a trainer share them.
+# Threads are placed by the operating system: several engines and a trainer share the cores.
 export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
-export OMP_NUM_THREADS="${HINTLOOP_ENGINE_THREADS:-$(nproc)}"
+use_shared_cores
+# With free threads the worker can live in the engine's process: one process less to start, and none that
+# polls shared memory.  vLLM goes back to a separate worker on CPU unless this is 0.
+export VLLM_ENABLE_V1_MULTIPROCESSING=0
 # The first request for log-probabilities would compile a kernel for 20 s.
 export TORCH_COMPILE_DISABLE=1
-exec "$python" -m vllm.entrypoints.openai.api_server --enforce-eager "${flags[@]}" ${extra[@]+"${extra[@]}"}
+exec "$python" -m vllm.entrypoints.openai.api_server --enforce-eager --distributed-executor-backend uni \
+    "${flags[@]}" ${extra[@]+"${extra[@]}"}
