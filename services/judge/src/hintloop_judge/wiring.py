@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import signal_needs
 from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Stage
 from hintloop_contract.streams import JUDGED, TURNS
 from hintloop_contract.worker import StreamWorker, WorkerOptions
@@ -86,10 +88,22 @@ async def run_worker(deps: JudgeDeps, stop: asyncio.Event) -> None:
         max_attempts=config.redis.max_attempts,
         sink_bound=config.admission_limit,
     )
-    await deps.broker.ensure_groups()
     try:
+        await _until_there(deps.broker, stop)
         # Learns early what the engine can do; one that is not up yet is met again by the first turn.
         await deps.backend.ready()
         await StreamWorker(deps.broker, options, handler, deps.backend.ready).run(stop)
     finally:
         await deps.backend.close()
+
+
+async def _until_there(broker: Broker, stop: asyncio.Event) -> None:
+    """Create the consumer groups, however long Redis takes to come up."""
+    while not stop.is_set():
+        try:
+            await broker.ensure_groups()
+            return
+        except DependencyError as error:
+            structlog.get_logger().warning("waiting", dependency=error.dependency, detail=error.detail)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 1.0)

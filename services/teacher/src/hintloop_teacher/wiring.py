@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -89,24 +90,24 @@ async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
 
     try:
         if deps.needs.teacher:
-            await _prepare(deps.engine, stop)
-        await deps.broker.ensure_groups()
+            await _until_there(deps.engine.prepare, stop)
+        await _until_there(deps.broker.ensure_groups, stop)
         await StreamWorker(deps.broker, options, handler, ready).run(stop)
     finally:
         await deps.renderer.close()
         await deps.engine.close()
 
 
-async def _prepare(engine: TeacherEngine, stop: asyncio.Event) -> None:
-    """Probe the PRM engine, however long it takes to come up."""
+async def _until_there(step: Callable[[], Awaitable[object]], stop: asyncio.Event) -> None:
+    """Take a step of the start, however long what it depends on takes to come up."""
     attempt = 0
     while not stop.is_set():
         try:
-            await engine.prepare()
+            await step()
             return
         except DependencyError as error:
-            structlog.get_logger().warning("waiting for the prm engine", detail=error.detail)
+            structlog.get_logger().warning("waiting", dependency=error.dependency, detail=error.detail)
         attempt += 1
-        wait_s = min(MAX_BACKOFF_S, 0.25 * 2**attempt) * random.uniform(0.5, 1.0)
+        wait_s = min(MAX_BACKOFF_S, 0.25 * 2 ** min(attempt, 8)) * random.uniform(0.5, 1.0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait_s)

@@ -1,0 +1,45 @@
+"""The teacher as a process: it waits for a PRM engine that is not up, says so, and ends cleanly."""
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_waits_for_the_engine_and_ends_on_a_signal(redis_server: Any, tmp_path: Path) -> None:
+    Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"vocab_size": 2}')
+    port = free_port()
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[model]\nstudent_model_path = "{tmp_path}"\n[redis]\nurl = "{redis_server.url}"\n'
+        f'[prm]\nport = {port}\nprm_url = "http://127.0.0.1:{free_port()}"\n'
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "hintloop_teacher", "--config", str(config))
+    try:
+        async with httpx.AsyncClient() as http, asyncio.timeout(60):
+            while True:
+                try:
+                    part = (await http.get(f"http://127.0.0.1:{port}/v1/prm")).json()
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.2)
+        assert part == {"teacher": {"probed": False, "needed": True}}
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
