@@ -179,6 +179,8 @@ class PrmSection(Section):
     """`llm` asks a chat model; `rules` reads corrections, confirmations, tool errors and exit codes."""
     judge_model: str = ""
     """Model asked for scores and hints; the endpoint's first model when empty."""
+    judge_prompt_dir: Path | None = None
+    """Directory with `score.md` and `hint.md` in place of the shipped judge prompts."""
     teacher_model: str = ""
     """Model asked for forced log-probabilities; the endpoint's first model when empty."""
     hint_max_tokens: Positive = 128
