@@ -60,6 +60,18 @@ def make_sample() -> Callable[..., Sample]:
     return make
 
 
+@pytest.fixture
+def student(tmp_path: Path) -> Callable[..., Path]:
+    """Save a tiny model of no one's architecture but ours; its directory."""
+
+    def save() -> Path:
+        directory = tmp_path / "tiny"
+        students.tiny_model("qwen3", tied=True).save_pretrained(directory)
+        return directory
+
+    return save
+
+
 @dataclass
 class Bench:
     """A trainer in this process; :meth:`train` runs it until its configured number of steps."""

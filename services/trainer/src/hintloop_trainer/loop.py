@@ -75,7 +75,7 @@ class TrainingLoop:
     """Drives one policy's training on the leading rank."""
 
     def __init__(self, deps: LoopDeps) -> None:
-        """Start from the student's own weights, unless :meth:`run` finds a checkpoint."""
+        """Start from the student's own weights, unless :meth:`resume` finds a checkpoint."""
         self._deps = deps
         self._training = deps.config.training
         self._progress = Progress()
@@ -85,7 +85,6 @@ class TrainingLoop:
     def run(self) -> Progress:
         """Train until asked to stop, or for ``training.max_steps`` steps; leaves a checkpoint behind."""
         try:
-            self._resume()
             self._publish()
             while not self._finished():
                 self._status("collecting")
@@ -264,8 +263,8 @@ class TrainingLoop:
             dtype=config.model.dtype,
         )
 
-    def _resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one; to be called before any sample is read."""
         found = checkpoints.complete(self._training.checkpoint_dir)
         if not found:
             return

@@ -129,6 +129,7 @@ def lead(
         stop=stop,
     )
     loop = TrainingLoop(deps)
+    loop.resume()
     ending = asyncio.Event()
     background.run(broker.ensure_groups())
     tasks = [

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from safetensors import safe_open
 
 from hintloop_trainer.errors import ModelError
@@ -215,10 +216,20 @@ def load(model: torch.nn.Module, arch: Architecture, layout: Layout, directory: 
                 f"shape {tuple(place.parameter.shape)}; config.json and the weights disagree"
             )
         place.parameter.copy_(piece)
+        _mark(place)
         used.update(place.parts)
     unused = source.names() - used
     if layout.pp_size == 1 and (unused - {HEAD} if arch.tied else unused):
         raise ModelError(f"the student's safetensors hold tensors this model does not use: {', '.join(sorted(unused))}")
+
+
+def _mark(place: Place) -> None:
+    """Tell megatron how the parameter is cut, which it notes only where it initialises weights itself.
+
+    Without it, the gradient's norm would count one rank's part for all.
+    """
+    if place.cut is not Cut.NONE and not hasattr(place.parameter, "tensor_model_parallel"):
+        set_tensor_model_parallel_attributes(place.parameter, True, 1 if place.cut is Cut.COLUMNS else 0, 1)
 
 
 def gather(place: Place, layout: Layout) -> torch.Tensor:
