@@ -113,6 +113,8 @@ def demo(
 
 def main() -> None:
     """Console entry point. 1 for a failure, 2 for a wrong call, 128 + signal when interrupted."""
+    from hintloop_contract.errors import ConfigError
+
     from hintloop.errors import CommandError
     from hintloop.local.signals import InterruptedRunError
 
@@ -124,4 +126,4 @@ def main() -> None:
         sys.exit(128 + interrupted.number)
     except HintloopError as error:
         Console(stderr=True).print(f"hintloop: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2 if isinstance(error, CommandError) else 1)
+        sys.exit(2 if isinstance(error, CommandError | ConfigError) else 1)

@@ -55,6 +55,7 @@ def connect(url: str, *, max_connections: int = 32) -> Redis:
         socket_connect_timeout=5,
         health_check_interval=15,
         protocol=2,  # replies are read in this shape, whatever the client's default becomes
+        socket_timeout=None,  # redis-py 8.1 loses a task's cancellation when its read timeout is on
     )
     return Redis.from_pool(pool)
 

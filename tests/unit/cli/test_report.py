@@ -1,3 +1,4 @@
+import io
 import json
 import statistics
 from pathlib import Path
@@ -80,9 +81,8 @@ def test_report_is_written_whole(tmp_path: Path) -> None:
 def test_report_for_people_shows_answers_as_they_are() -> None:
     strange = Answer("What is [rain]?", "rain", "[bold]Rain[/bold] is water.", "stop")
     case = findings(before=[strange], after=[strange])
-    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=150, record=True, file=io.StringIO())
     console.print(report.render(case, report.report(case)))
-    console.file.close()
     text = console.export_text()
     assert "What is [rain]?" in text
     assert "[bold]Rain[/bold] is water." in text

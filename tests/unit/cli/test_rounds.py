@@ -94,15 +94,22 @@ async def test_questions_come_again_only_when_all_were_asked() -> None:
     await broker.close()
 
 
-@pytest.mark.parametrize(
-    ("scored", "batched", "trained", "on_the_way", "expected"),
-    [(13, 0, 0, 0, 3), (13, 0, 0, 1, 0), (16, 0, 0, 0, 0), (32, 32, 16, 0, 0), (30, 16, 16, 0, 3)],
-)
-def test_what_is_missing(scored: int, batched: int, trained: int, on_the_way: int, expected: int) -> None:
-    snapshot = funnel.Snapshot(
-        steps={"scored": scored, "batched": batched, "trained": trained},
-        drops={"train:stale": 1, "link:no_next_state": 5} if scored == 30 else {},
+def seen(scored: int, batched: int, on_the_way: int = 0, stale: int = 0) -> funnel.Snapshot:
+    return funnel.Snapshot(
+        steps={"scored": scored, "batched": batched, "trained": batched},
+        drops={"train:stale": stale, "link:no_next_state": 5},
         streams={"turns": StreamCounts(on_the_way, 0), "judged": StreamCounts(0, 0)},
     )
-    assert num_missing(snapshot) == expected
-    assert waiting(snapshot) == scored - batched - (1 if scored == 30 else 0)
+
+
+def test_what_is_missing_of_a_batch() -> None:
+    assert num_missing(seen(0, 0), seen(13, 0)) == 3
+    assert num_missing(seen(16, 16), seen(30, 16)) == 2
+    assert num_missing(seen(16, 16), seen(30, 16, stale=1)) == 3
+    assert num_missing(seen(0, 0), seen(16, 0)) == 0
+    assert waiting(seen(30, 16, stale=1)) == 13
+
+
+def test_nothing_is_missing_while_turns_are_on_their_way_or_the_batch_is_trained_and_published() -> None:
+    assert num_missing(seen(0, 0), seen(13, 0, on_the_way=3)) == 0
+    assert num_missing(seen(0, 0), seen(16, 16)) == 0

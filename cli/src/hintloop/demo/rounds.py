@@ -77,7 +77,7 @@ class Rounds:
                 )
             if (now.steps, now.drops) != (seen.steps, seen.drops):
                 seen, seen_at = now, time.monotonic()
-            elif time.monotonic() - seen_at > QUIET_S and (missing := num_missing(now)):
+            elif time.monotonic() - seen_at > QUIET_S and (missing := num_missing(before, now)):
                 await self.talk(missing)
                 seen_at = time.monotonic()
             await asyncio.sleep(POLL_S)
@@ -104,9 +104,13 @@ def waiting(snapshot: funnel.Snapshot) -> int:
     return snapshot.steps["scored"] - snapshot.steps["batched"] - snapshot.num_dropped("train")
 
 
-def num_missing(snapshot: funnel.Snapshot) -> int:
-    """Conversations to hold so that a batch fills; 0 while turns are on their way or a batch is being trained."""
-    on_the_way = snapshot.streams["turns"].length + snapshot.streams["judged"].length
-    if on_the_way or snapshot.steps["batched"] > snapshot.steps["trained"]:
+def num_missing(before: funnel.Snapshot, now: funnel.Snapshot) -> int:
+    """Conversations to hold so that this round's batch fills.
+
+    0 while turns are on their way, and from the moment the batch is formed until its weights are in force: answers
+    made meanwhile would span two versions.
+    """
+    on_the_way = now.streams["turns"].length + now.streams["judged"].length
+    if on_the_way or now.steps["batched"] > before.steps["batched"]:
         return 0
-    return max(0, BATCH_SIZE - waiting(snapshot))
+    return max(0, BATCH_SIZE - waiting(now))

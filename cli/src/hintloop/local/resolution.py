@@ -104,7 +104,8 @@ def plan(loaded: LoadedConfig, state_dir: Path, redis_url: str, prm_engine: Engi
     decide("training.checkpoint_dir", str(state_dir / "checkpoints"))
     decide("publishing.weights_dir", str(state_dir / "weights"))
     decide("proxy.spool_dir", str(state_dir / "spool"))
-    decide("policy.name", config.policy.name)
+    # Written in any case: with it and the address of Redis, `hintloop status` finds the deployment.
+    values.setdefault("policy", {})["name"] = config.policy.name
     return Plan(redis, policy, prm, prm_engine, values)
 
 

@@ -217,11 +217,13 @@ class Stack:
 
     async def stop(self) -> None:
         """Stop everything: what takes requests and messages first, the streams last."""
+        self.listener("stack", "stopping", "the trainer saves what it has; another Ctrl-C ends it at once")
         if self._broker is not None:
             await self._broker.close()
         await self.supervisor.stop("rollout-proxy", "prm", "trainer")
         await self.supervisor.stop("policy-engine", "prm-engine")
         await self.supervisor.stop("redis")
+        self.listener("stack", "stopped", "")
         if self._socket.parent != self.state.path:
             with contextlib.suppress(OSError):
                 self._socket.parent.rmdir()

@@ -1,0 +1,88 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hintloop.app import app
+from hintloop.demo.options import DemoOptions, overlay
+from hintloop.local import resolution
+from hintloop_contract.config import load_config
+from typer.testing import CliRunner
+
+REFERENCE = Path(__file__).parents[2] / "fixtures" / "reference-config"
+SOURCES = ["--config", str(REFERENCE / "config.toml"), "--settings", str(REFERENCE / "settings.json")]
+
+
+def hintloop(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "hintloop", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_config_show_names_origins_and_masks_secrets() -> None:
+    overlays = ["--overlay", str(REFERENCE / "topk-variant.toml")]
+    result = CliRunner().invoke(app, ["config", "show", "--json", *SOURCES, *overlays])
+    assert result.exit_code == 0
+    shown = json.loads(result.stdout)
+    assert shown["advantage.estimator"] == {"value": "grpo", "origin": str(REFERENCE / "topk-variant.toml")}
+    assert shown["opd.judge_vote_count"]["origin"] == str(REFERENCE / "settings.json")
+    assert shown["training.seed"]["origin"] == "default"
+    assert shown["prm.prm_api_key"]["value"] == "********"
+    assert "sk-" not in result.stdout
+
+
+def test_config_show_prints_one_key_a_line_where_there_is_no_terminal() -> None:
+    result = CliRunner().invoke(app, ["config", "show", *SOURCES])
+    assert f'rollout.engine = "sglang"  # {REFERENCE / "config.toml"}' in result.stdout.splitlines()
+
+
+def test_a_wrong_key_is_a_wrong_call(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[training]\nlearning_rat = 1e-6\n")
+    result = hintloop("config", "show", "--config", str(path))
+    assert result.returncode == 2
+    assert "learning_rate" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_status_without_a_stack_says_what_to_do(tmp_path: Path) -> None:
+    result = hintloop("status", "--state-dir", str(tmp_path))
+    assert result.returncode == 2
+    assert "hintloop up" in result.stderr
+
+
+def test_demo_refuses_a_wrong_prompts_file_before_anything_is_started(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "What is rain?"}\n')
+    state = tmp_path / "state"
+    result = hintloop("demo", "--eval-prompts", str(prompts), "--state-dir", str(state))
+    assert result.returncode == 2
+    assert "line 1" in result.stderr
+    assert "topic" in result.stderr
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "estimator", "loss"),
+    [
+        ("opd", "on_policy_distillation", None),
+        ("binary", "grpo", None),
+        ("combine", "combine", None),
+        ("topk", "grpo", "openclaw_opd/losses/topk_reverse_kl.py"),
+    ],
+)
+def test_the_recipe_of_each_method_is_a_valid_configuration(
+    tmp_path: Path, method: str, estimator: str, loss: str | None
+) -> None:
+    path = tmp_path / "recipe.toml"
+    resolution.write(path, overlay(DemoOptions(method=method)))  # type: ignore[arg-type]
+    config = load_config([path], environ={}).config
+    assert (config.advantage.estimator, config.custom_loss) == (estimator, loss)
+    assert config.training.train_batch_size == config.rollout.rollout_batch_size == 16
+    assert config.prm.judge_backend == "rules"
+
+
+def test_setup_time_counts_from_where_make_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HINTLOOP_STARTED_AT", "1700000000")
+    assert DemoOptions().started == 1700000000.0
+    monkeypatch.setenv("HINTLOOP_STARTED_AT", "soon")
+    assert DemoOptions().started > 1700000000.0

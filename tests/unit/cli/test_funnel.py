@@ -1,0 +1,31 @@
+import io
+
+from hintloop import funnel
+from hintloop_contract.broker import WeightsState
+from hintloop_contract.messages import Drop
+from hintloop_contract.testing.memory import MemoryBroker
+from rich.console import Console
+
+
+async def test_a_look_shows_steps_drops_streams_and_versions() -> None:
+    broker = MemoryBroker()
+    await broker.ensure_groups()
+    await broker.count("captured", 5)
+    await broker.count("trained", 2)
+    await broker.drop(None, Drop(turn_id="a", stage="capture", reason="aborted"))
+    await broker.drop(None, Drop(turn_id="b", stage="link", reason="no_next_state"))
+    await broker.drop(None, Drop(turn_id="c", stage="link", reason="no_next_state"))
+    await broker.set_weights(WeightsState(current=3, updating=4))
+    await broker.set_status("trainer", {"loss": "0.25", "phase": "training"})
+    snapshot = await funnel.take(broker)
+    await broker.close()
+    assert list(snapshot.steps) == ["captured", "linked", "judged", "hinted", "scored", "batched", "trained"]
+    assert (snapshot.steps["captured"], snapshot.steps["linked"], snapshot.steps["trained"]) == (5, 0, 2)
+    assert snapshot.drops == {"capture:aborted": 1, "link:no_next_state": 2}
+    assert (snapshot.num_dropped("link"), snapshot.num_dropped("train")) == (2, 0)
+    assert snapshot.as_dict()["streams"]["drops"] == {"length": 3, "pending": 0}
+    with Console(width=100, record=True, file=io.StringIO()) as console:
+        console.print(funnel.render(snapshot))
+    text = console.export_text()
+    for part in ("captured", "link:no_next_state", "version 3, publishing 4", "loss", "0.25"):
+        assert part in text

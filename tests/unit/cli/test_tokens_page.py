@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import msgspec
+from hintloop.demo import trainer_log
+from hintloop.demo.tokens_page import ShownAnswer, Token, last_user_text, spread, write
+from hintloop.demo.trainer_log import TokenRecord
+from hintloop_contract.config.schema import Config
+
+
+def record(step: int) -> TokenRecord:
+    return TokenRecord(step, f"turn-{step}", [1, 2], [0.5, -0.5], "One short sentence.", -1)
+
+
+def config_in(folder: Path) -> Config:
+    return Config.model_validate({"training": {"checkpoint_dir": str(folder / "checkpoints")}})
+
+
+def test_the_page_shows_signs_hint_and_text_as_text(tmp_path: Path) -> None:
+    tokens = [Token("<b>Rain", 1.5), Token(" falls", -6.0), Token(".", 0.0)]
+    write(tmp_path / "tokens.html", [ShownAnswer(3, "What is <rain>?", "One short sentence.", -1, tokens)])
+    page = (tmp_path / "tokens.html").read_text()
+    assert "&lt;b&gt;Rain" in page
+    assert "What is &lt;rain&gt;?" in page
+    assert "rgba(34, 160, 80, 0.50)" in page
+    assert "rgba(210, 50, 50, 1.00)" in page
+    assert 'title="-6.000"' in page
+    assert "One short sentence." in page
+
+
+def test_answers_are_taken_evenly_over_the_run() -> None:
+    records = [record(step) for step in range(100)]
+    chosen = spread(records, 4)
+    assert [one.step for one in chosen] == [0, 25, 50, 75]
+    assert spread(records[:3], 4) == records[:3]
+
+
+def test_last_user_message_of_text_or_parts() -> None:
+    messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}, {"role": "assistant"}]
+    assert last_user_text(msgspec.json.encode(messages)) == "two"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "two"}]}]
+    assert "two" in last_user_text(msgspec.json.encode(parts))
+    assert last_user_text(b"[]") == ""
+
+
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+    whole = msgspec.json.encode(record(1))
+    (tmp_path / "teacher_logprobs.jsonl").write_bytes(whole + b"\n" + whole[:20])
+    assert trainer_log.read_tokens(config_in(tmp_path)) == [record(1)]
+    assert trainer_log.read_steps(config_in(tmp_path)) == []
+
+
+def test_a_step_of_the_trainer_is_read_whatever_else_it_says(tmp_path: Path) -> None:
+    line = (
+        b'{"time_s":1.0,"step":1,"version":2,"loss":0.1,"grad_norm":3.0,"tokens_trained":700,"advantage_mean":-0.2,'
+        b'"advantage_std":1.0,"advantage_share_positive":0.4,"advantage_share_negative":0.6,"entropy":null}\n'
+    )
+    (tmp_path / "metrics.jsonl").write_bytes(line)
+    (step,) = trainer_log.read_steps(config_in(tmp_path))
+    assert (step.version, step.advantages.num_tokens, step.advantages.mean) == (2, 700, -0.2)
+    assert "loss +0.1000" in step.line()
