@@ -10,8 +10,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 
 def replace_member(data: bytes, key: bytes, value: bytes, replacement: bytes) -> bytes | None:
     """``data`` with the one member ``"key":value`` given another value; ``None`` when it is not found exactly once."""
@@ -43,8 +41,3 @@ def reserialise(data: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
     document: dict[str, Any] = json.loads(data)
     edit(document)
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def as_text(raw: msgspec.Raw) -> bytes:
-    """The bytes of a raw member; empty when the member is absent."""
-    return bytes(raw)
