@@ -97,10 +97,12 @@ def test_every_layout_makes_the_same_steps(
     check_same(alone, launch(job, world, tensor, pipeline))
 
 
+@pytest.mark.slow
 def test_topk_is_the_same_under_tensor_parallel(job: Path) -> None:
     check_same(launch(job, 1, 1, 1, "topk"), launch(job, 2, 2, 1, "topk"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_by_another_layout(job: Path, alone: dict[str, Any]) -> None:
     checkpoint = str(job.parent / "checkpoints" / "step-000000002")
     check_same(launch(job, 1, 1, 1, checkpoint), launch(job, 2, 2, 1, checkpoint))

@@ -117,7 +117,8 @@ def log_normaliser(logits_NV: torch.Tensor) -> torch.Tensor:
 def _reduced(values: torch.Tensor) -> torch.Tensor:
     """Sum over tensor-parallel ranks; the gradient passes through to each rank's own share."""
     group = parallel_state.get_tensor_model_parallel_group()
-    total: torch.Tensor = reduce_from_tensor_model_parallel_region(values, group=group)
+    # The reduction is in place, and what it would overwrite may be needed for the gradient (as exp's result is).
+    total: torch.Tensor = reduce_from_tensor_model_parallel_region(values.clone(), group=group)
     return total
 
 

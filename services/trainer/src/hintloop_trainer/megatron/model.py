@@ -169,6 +169,8 @@ def transformer_config(arch: Architecture, layout: Layout, dtype: torch.dtype) -
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=layout.pp_size > 1,
+        # There are no experts, yet the default dispatcher forbids sequences of different lengths.
+        moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,
         use_cpu_initialization=not cpu.has_cuda(),
         perform_initialization=False,
