@@ -19,7 +19,9 @@ from hintloop_trainer.ranks import Ranks
 
 
 def main(job: Path, tensor: int, pipeline: int, load: str) -> None:
-    samples: list[bytes] = [msgspec.msgpack.encode(s) for s in msgspec.msgpack.decode(job.read_bytes(), type=list[Sample])]
+    samples: list[bytes] = [
+        msgspec.msgpack.encode(s) for s in msgspec.msgpack.decode(job.read_bytes(), type=list[Sample])
+    ]
     folder = job.parent
     config = Config.model_validate(
         {
