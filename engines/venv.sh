@@ -17,8 +17,8 @@ engine_venv_path() {
         {
             echo "$recipe_revision"
             cd "$folder"
-            # start.sh decides how the engine runs, not what is installed.
-            find . -type f -not -name start.sh -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z |
+            # start.sh, and what it puts on Python's path, decide how the engine runs, not what is installed.
+            find . -type f -not -name start.sh -not -path './hintloop_*' -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z |
                 xargs -0 sha256sum
         } | sha256sum | cut -c1-12
     )"

@@ -7,10 +7,9 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=../venv.sh
 source "$here/../venv.sh"
 
-add_worker_extension() {
-    cp -r "$here/hintloop_vllm" "$2/"
+check_imports() {
     # Imports that fail here would otherwise fail minutes later, in a server's log.  They also leave bytecode.
-    VLLM_NO_USAGE_STATS=1 "$1/bin/python" -c '
+    VLLM_NO_USAGE_STATS=1 PYTHONPATH="$here" "$1/bin/python" -c '
 import hintloop_vllm.reload
 import vllm.entrypoints.openai.api_server
 import vllm.model_executor.models.llama
@@ -19,4 +18,4 @@ import vllm.v1.worker.cpu_worker
 '
 }
 
-ensure_engine_venv vllm "$here" add_worker_extension
+ensure_engine_venv vllm "$here" check_imports

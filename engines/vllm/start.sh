@@ -25,6 +25,8 @@ if [[ "$role" == policy ]]; then
     flags+=(--logprobs-mode processed_logprobs)
 fi
 
+# The worker extension lies beside this file.
+export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 # Dev mode opens the routes for pausing, reloading and flushing; the server listens on loopback only.
 export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
 if on_gpu; then

@@ -17,7 +17,7 @@ from typing import Any
 TensorShapes = dict[str, tuple[int, ...]]
 
 
-class CheckpointMismatch(Exception):
+class CheckpointMismatchError(Exception):
     """The directory does not hold the tensors of the model that is being served."""
 
 
@@ -25,7 +25,7 @@ def read_shapes(directory: Path) -> TensorShapes:
     """Names and shapes of all tensors in the safetensors files of `directory`; reads headers only."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise CheckpointMismatch(f"weights_path={str(directory)!r} holds no *.safetensors file")
+        raise CheckpointMismatchError(f"weights_path={str(directory)!r} holds no *.safetensors file")
     shapes: TensorShapes = {}
     for file in files:
         with file.open("rb") as stream:
@@ -36,7 +36,7 @@ def read_shapes(directory: Path) -> TensorShapes:
 
 
 def check_same_tensors(served: TensorShapes, offered: TensorShapes, tied: bool) -> None:
-    """Raise `CheckpointMismatch` naming the first difference.
+    """Raise `CheckpointMismatchError` naming the first difference.
 
     vLLM only warns about tensors that a checkpoint lacks and would go on with the old ones.
     """
@@ -46,13 +46,13 @@ def check_same_tensors(served: TensorShapes, offered: TensorShapes, tied: bool) 
         offered = {name: shape for name, shape in offered.items() if name != "lm_head.weight"}
     missing = sorted(served.keys() - offered.keys())
     if missing:
-        raise CheckpointMismatch(f"{len(missing)} tensors are missing, the first is {missing[0]!r}")
+        raise CheckpointMismatchError(f"{len(missing)} tensors are missing, the first is {missing[0]!r}")
     unknown = sorted(offered.keys() - served.keys())
     if unknown:
-        raise CheckpointMismatch(f"{len(unknown)} tensors are unknown, the first is {unknown[0]!r}")
+        raise CheckpointMismatchError(f"{len(unknown)} tensors are unknown, the first is {unknown[0]!r}")
     for name in sorted(served):
         if served[name] != offered[name]:
-            raise CheckpointMismatch(f"{name!r} has shape {offered[name]}, the model has {served[name]}")
+            raise CheckpointMismatchError(f"{name!r} has shape {offered[name]}, the model has {served[name]}")
 
 
 class ReloadExtension:
@@ -75,7 +75,7 @@ class ReloadExtension:
         try:
             offered = read_shapes(Path(weights_path))
             check_same_tensors(self._served_shapes(), offered, tied)
-        except (CheckpointMismatch, OSError, ValueError, struct.error) as error:
+        except (CheckpointMismatchError, OSError, ValueError, struct.error) as error:
             return {"success": False, "message": str(error), "weights_path": weights_path}
         self.reload_weights(weights_path=weights_path)
         if tied:

@@ -49,9 +49,7 @@ def test_greedy_answer_equals_transformers(engine: Engine, base: Reference, prom
     assert engine.greedy_ids(ids, NUM_TOKENS) == expected
 
 
-def test_new_weights_reach_scores_and_generation(
-    reloaded: Engine, base: Reference, perturbed: Reference
-) -> None:
+def test_new_weights_reach_scores_and_generation(reloaded: Engine, base: Reference, perturbed: Reference) -> None:
     """The output head is tied to the embedding: a stale head would keep the scores of neither model."""
     for prompt in PROMPTS:
         ids = answered(perturbed, prompt)
