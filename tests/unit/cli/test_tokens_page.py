@@ -27,6 +27,11 @@ def test_the_page_shows_signs_hint_and_text_as_text(tmp_path: Path) -> None:
     assert "One short sentence." in page
 
 
+def test_a_page_without_answers_says_why(tmp_path: Path) -> None:
+    write(tmp_path / "tokens.html", [])
+    assert "kept no per-token differences" in (tmp_path / "tokens.html").read_text()
+
+
 def test_answers_are_taken_evenly_over_the_run() -> None:
     records = [record(step) for step in range(100)]
     chosen = spread(records, 4)
