@@ -3,6 +3,7 @@ ENGINE ?= vllm
 ARGS ?=
 PYTEST_ARGS ?=
 PYTHON := .venv/bin/python
+PACKAGES := contract services/rollout-proxy services/judge services/teacher services/trainer cli
 export HINTLOOP_STARTED_AT := $(shell date +%s)
 
 .PHONY: help
@@ -35,6 +36,8 @@ lint: venv  ## Check style, types and the bounds between packages
 	@$(PYTHON) -m ruff format --check .
 	@.venv/bin/lint-imports
 	@$(PYTHON) -m mypy
+	@for package in $(PACKAGES); do (cd $$package && $(CURDIR)/.venv/bin/deptry src --ignore DEP002 >/dev/null 2>&1) \
+	  || { (cd $$package && $(CURDIR)/.venv/bin/deptry src --ignore DEP002); exit 1; }; done
 
 .PHONY: format
 format: venv  ## Format the code

