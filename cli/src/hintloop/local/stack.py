@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,8 @@ TRAINER_GRACE_S = 120.0
 SERVICE_GRACE_S = 20.0
 SERVICE_TIMEOUT_S = engines.START_TIMEOUT_S + 60.0
 TRAINER_TIMEOUT_S = 300.0
+#: The trainer's threads share the cores with the engines': one that spins while it waits takes their time.
+TRAINER_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ class Stack:
         ]
 
     def _trainer_spec(self) -> ProcessSpec:
-        return self._service("trainer", "hintloop_trainer", self._trainer_ready(), TRAINER_TIMEOUT_S, TRAINER_GRACE_S)
+        spec = self._service("trainer", "hintloop_trainer", self._trainer_ready(), TRAINER_TIMEOUT_S, TRAINER_GRACE_S)
+        return replace(spec, env=TRAINER_ENVIRONMENT)
 
     def _service(
         self,
