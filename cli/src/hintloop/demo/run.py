@@ -59,6 +59,8 @@ def run_demo(options: DemoOptions) -> None:
         content = report.report(findings)
         report.write(state.path / "report.json", content)
     console.print(report.render(findings, content))
+    for problem in [*findings.greedy_mismatches, *findings.ledger.reasons]:
+        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {state.path / 'report.json'}", highlight=False, soft_wrap=True)
     console.print(f"which tokens the hints pushed: {state.path / TOKENS_PAGE}", highlight=False, soft_wrap=True)
 
@@ -135,6 +137,10 @@ class Demo:
 
     async def _evaluate(self, when: str, questions: Sequence[Question]) -> list[Answer]:
         self.view.phase = f"asking {len(questions)} held-out questions"
+        if (num := len(set(questions))) < len(questions):
+            self.display.line(
+                f"only {num} held-out questions: each is asked again until there are {len(questions)} answers"
+            )
         answers = await self.user.evaluate(questions, EVAL_CONCURRENCY)
         rates = measure(answers)
         self.display.line(
