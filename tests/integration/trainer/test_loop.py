@@ -11,7 +11,7 @@ from hintloop_contract.broker import WeightsState
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.streams import SAMPLES
-from hintloop_contract.tensors import pack
+from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer import checkpoints
 from safetensors.torch import load_file
 
@@ -49,6 +49,31 @@ def test_two_steps_change_the_weights_and_say_so(bench: Bench, make_sample: Call
     status = run(bench, bench.broker.get_status("trainer"))
     assert status["phase"] == "stopped"
     assert status["step"] == "2"
+
+
+def test_what_the_teacher_said_of_every_token_is_kept_when_asked(
+    bench: Bench, make_sample: Callable[..., Sample]
+) -> None:
+    samples = {sample.turn_id: sample for sample in (make_sample(turn) for turn in range(4))}
+    bench.feed(list(samples.values()))
+    bench.train(bench.config(opd={"log_teacher_logprobs": True}))
+
+    lines = [json.loads(line) for line in (bench.folder / "teacher_logprobs.jsonl").read_text().splitlines()]
+    assert {line["turn_id"] for line in lines} == samples.keys()
+    assert {line["step"] for line in lines} == {1, 2}
+    for line in lines:
+        sample = samples[line["turn_id"]]
+        assert sample.teacher_logprobs is not None
+        assert line["response_ids"] == unpack(sample.response_ids).tolist()
+        assert line["teacher_logprobs"] == pytest.approx(unpack(sample.teacher_logprobs).tolist())
+        differences = [t - old for t, old in zip(line["teacher_logprobs"], line["old_logprobs"], strict=True)]
+        assert line["advantages"] == pytest.approx([min(5.0, max(-5.0, d)) for d in differences], abs=1e-6)
+
+
+def test_nothing_is_kept_when_not_asked(bench: Bench, make_sample: Callable[..., Sample]) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    bench.train(bench.config())
+    assert not (bench.folder / "teacher_logprobs.jsonl").exists()
 
 
 def test_samples_are_acknowledged_with_the_checkpoint_only(bench: Bench, make_sample: Callable[..., Sample]) -> None:

@@ -26,6 +26,8 @@ def main() -> int:
         signal.signal(number, end)
     if os.environ.get("RANK", "0") == "0":
         log_resolved(loaded)
+    # Threads that wait by spinning would take the cores from the engines that share them.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from hintloop_trainer.wiring import train
 
     try:

@@ -27,6 +27,7 @@ from hintloop_trainer.megatron import cpu, export, logprobs, model, optimizer, w
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import Objective, Old
 from hintloop_trainer.tally import Moments, Tally
+from hintloop_trainer.traces import TokenTrace
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,8 +52,19 @@ class StepResult:
     num_read: int
     """Prompt and response tokens."""
     tally: Tally
+    traces: list[TokenTrace]
+    """What the teacher said of every token, when that is kept."""
     seconds: dict[str, float]
     effective: dict[str, float | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one micro-batch has to say on the last pipeline stage."""
+
+    tally: Tally
+    loss: Moments
+    traces: list[TokenTrace]
 
 
 class Learner:
@@ -118,7 +130,7 @@ class Learner:
         self.optimizer.zero_grad()
         olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
         outputs = self._run(list(zip(plan.batches, olds, strict=True)), forward_only=False)
-        tally, loss = self._sum_up(outputs)
+        tally, loss, traces = self._sum_up(outputs)
         if loss.count and not abs(loss.total) < float("inf"):
             raise TrainingError(f"the loss is {loss.total}; no step was made")
         computed = time.perf_counter()
@@ -133,6 +145,7 @@ class Learner:
             num_tokens=tally.of("entropy").count,
             num_read=int(counts.item()),
             tally=tally,
+            traces=traces,
             seconds={"forward_backward": computed - started, "optimizer": finished - computed},
             effective={
                 **self.objective.effective(),
@@ -183,9 +196,10 @@ class Learner:
         return self._hidden(network, batch), partial(self._loss, batch, old)
 
     def _loss(self, batch: MicroBatch, old: Old | None, hidden_SBH: torch.Tensor) -> tuple[Any, Any, Any]:
-        total, count, tally = self.objective.evaluate(batch, self._scores(batch, hidden_SBH), old)
-        share = Moments(count=count, total=float(total.detach()))
-        return total, torch.tensor(count, dtype=torch.int, device=total.device), (tally, share)
+        found = self.objective.evaluate(batch, self._scores(batch, hidden_SBH), old)
+        share = Moments(count=found.count, total=float(found.total.detach()))
+        count = torch.tensor(found.count, dtype=torch.int, device=found.total.device)
+        return found.total, count, Output(found.tally, share, found.traces)
 
     def _forward_scores(self, work: Iterator[tuple[MicroBatch, Old | None]], network: Any) -> tuple[Any, Any]:
         batch, _ = next(work)
@@ -204,17 +218,18 @@ class Learner:
         missing = torch.empty(0)
         return found or [Old(missing, missing) for _ in batches]
 
-    def _sum_up(self, outputs: list[tuple[Tally, Moments]]) -> tuple[Tally, Moments]:
-        """Metrics and loss over all data-parallel ranks, on every rank."""
+    def _sum_up(self, outputs: list[Output]) -> tuple[Tally, Moments, list[TokenTrace]]:
+        """Metrics, loss and traces over all data-parallel ranks, on every rank."""
         mine = outputs if self.layout.last_stage and self.layout.tp_rank == 0 else []
-        everyone: list[list[tuple[Tally, Moments]]] = [mine] * self.layout.world_size
+        everyone: list[list[Output]] = [mine] * self.layout.world_size
         if self.layout.world_size > 1:
             dist.all_gather_object(everyone, mine)
-        pairs = [pair for part in everyone for pair in part]
+        found = [output for part in everyone for output in part]
         loss = Moments()
-        for _, share in pairs:
-            loss.add(share)
-        return Tally().merge(tally for tally, _ in pairs), loss
+        for output in found:
+            loss.add(output.loss)
+        traces = [trace for output in found for trace in output.traces]
+        return Tally().merge(output.tally for output in found), loss, traces
 
     def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability of every token after the first, at temperature 1, nats, ``[len - 1]``, on every rank."""

@@ -30,6 +30,7 @@ from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.report import Metrics, MetricsFile, shown, step_metrics
 from hintloop_trainer.samples import Held, SampleSource
 from hintloop_trainer.tally import Moments
+from hintloop_trainer.traces import TraceFile
 
 T = TypeVar("T")
 
@@ -49,6 +50,7 @@ class LoopDeps:
     publisher: Publisher
     probe_ids: list[int]
     metrics_file: MetricsFile
+    trace_file: TraceFile
     run: str
     """Id of this run of the trainer."""
     stop: threading.Event
@@ -198,6 +200,7 @@ class TrainingLoop:
             **{f"seconds_{name}": value for name, value in seconds.items()},
         }
         deps.metrics_file.write(metrics)
+        deps.trace_file.write(progress.step, result.traces, {held.sample.turn_id: held for held in batch})
         self._log.info("step", **shown(metrics))
         self._status("trained", metrics)
 

@@ -20,6 +20,7 @@ from hintloop_trainer.losses.loading import LoadedLoss
 from hintloop_trainer.losses.policy import tis_weights
 from hintloop_trainer.megatron.logprobs import Scores
 from hintloop_trainer.tally import Tally
+from hintloop_trainer.traces import TokenTrace, read_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,16 @@ class Old:
 
     logprobs_N: torch.Tensor
     tempered_N: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A micro-batch's sum of losses (with gradient), its share of what the whole batch's sum is divided by, metrics."""
+
+    total: torch.Tensor
+    count: int
+    tally: Tally
+    traces: list[TokenTrace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,8 @@ class Objective:
     tis_cap: float | None
     per_sample: bool
     """Divide by samples instead of by tokens."""
+    traced: bool = False
+    """Keep what the teacher said of every token (`opd.log_teacher_logprobs`)."""
 
     @property
     def wants_candidates(self) -> bool:
@@ -61,8 +74,8 @@ class Objective:
             "loss_reduction": "sample_mean" if self.per_sample else "token_mean",
         }
 
-    def evaluate(self, batch: MicroBatch, scores: Scores, old: Old | None) -> tuple[torch.Tensor, int, Tally]:
-        """Sum of losses (with gradient), what to divide the whole batch's sum by, and metrics.
+    def evaluate(self, batch: MicroBatch, scores: Scores, old: Old | None) -> Evaluation:
+        """Losses and metrics of a micro-batch.
 
         Without ``old``, the policy before the step is the policy now: the values themselves, detached.
         """
@@ -76,7 +89,7 @@ class Objective:
             )
         total, count = self._reduce(batch, result.losses_N)
         self._record(tally, batch, inputs, result)
-        return total, count, tally
+        return Evaluation(total, count, tally, read_traces(batch, inputs) if self.traced else [])
 
     def _reduce(self, batch: MicroBatch, losses_N: torch.Tensor) -> tuple[torch.Tensor, int]:
         if not self.per_sample:
@@ -205,4 +218,5 @@ def objective_from(config: Config, loss: LoadedLoss) -> Objective:
         clip_high=training.ppo_clip_epsilon_high or training.ppo_clip_epsilon,
         tis_cap=training.tis_cap,
         per_sample=training.loss_reduction == "sample_mean",
+        traced=config.opd.log_teacher_logprobs,
     )

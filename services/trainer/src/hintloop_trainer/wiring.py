@@ -22,7 +22,7 @@ from hintloop_trainer.checkpoints import CheckpointStore, Resumable
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.loop import LoopDeps, Progress, TrainingLoop
 from hintloop_trainer.losses.loading import LoadedLoss, load_loss
-from hintloop_trainer.megatron import parallel
+from hintloop_trainer.megatron import cpu, parallel
 from hintloop_trainer.objective import objective_from
 from hintloop_trainer.publish.engines import EngineControl, EngineHttp
 from hintloop_trainer.publish.probe import probe_ids
@@ -33,6 +33,7 @@ from hintloop_trainer.publish.vllm import VllmControl
 from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.report import MetricsFile
 from hintloop_trainer.samples import SampleSource
+from hintloop_trainer.traces import TraceFile
 
 CONTROLS: dict[str, Callable[[EngineHttp], EngineControl]] = {"vllm": VllmControl, "sglang": SglangControl}
 
@@ -70,6 +71,10 @@ def train(config: Config, config_dir: Path, stop: threading.Event) -> None:
     store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints)
     ranks = Ranks(Resumable(learner, store), layout)
     if layout.rank == 0:
+        if cpu.emulates(learner.dtype):
+            structlog.get_logger().warning(
+                "model.dtype bfloat16 is emulated on this processor, and far slower than float32; set float32"
+            )
         structlog.get_logger().info("method", **objective.effective())
         _lead(config, loss, ranks, learner.arch.vocab_size, stop)
         ranks.stop()
@@ -125,6 +130,7 @@ def lead(
         publisher=publisher,
         probe_ids=probe_ids(Path(config.tokenizer_dir), vocab_size),
         metrics_file=MetricsFile(config.training.checkpoint_dir.parent / "metrics.jsonl"),
+        trace_file=TraceFile(config.training.checkpoint_dir.parent / "teacher_logprobs.jsonl"),
         run=new_id(),
         stop=stop,
     )

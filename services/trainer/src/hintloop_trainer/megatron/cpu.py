@@ -30,6 +30,13 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda() else _CPU
 
 
+def emulates(dtype: torch.dtype) -> bool:
+    """Whether this processor has no fast multiplication for ``dtype``: measured, ten times slower or worse."""
+    if has_cuda() or dtype != torch.bfloat16:
+        return False
+    return not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
 def _names_cuda(value: object) -> bool:
     if isinstance(value, torch.device):
         return value.type == "cuda"
