@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import time
@@ -46,6 +47,16 @@ class RedisServer:
             except OSError:
                 time.sleep(0.05)
         pytest.fail(f"redis-server did not start:\n{(self._folder / 'redis.log').read_text()}", pytrace=False)
+
+    def pause(self) -> None:
+        """Let it hang: it holds its connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """End the hang."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash would."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,7 +26,12 @@ R = TypeVar("R")
 SEEN_TTL_S = 604_800
 DROPS_MAX_AGE_MS = 7 * 24 * 3600 * 1000
 INFLIGHT_MAX_AGE_MS = 24 * 3600 * 1000
-_UNAVAILABLE_PREFIXES = ("MISCONF", "OOM", "LOADING", "CLUSTERDOWN", "READONLY", "MASTERDOWN")
+#: Idle time given to a released message, so that any claim takes it.
+RELEASED_IDLE_MS = 24 * 3600 * 1000
+#: Longest wait for Redis to answer, beside the time that a call itself asks it to block.
+CALL_TIMEOUT_S = 20.0
+# Redis 6.2 reports an error inside a script as "Error running script (...): ... -OOM command not allowed ...".
+_UNAVAILABLE = re.compile(r"(^|[\s:-])(MISCONF|OOM|LOADING|BUSY|CLUSTERDOWN|READONLY|MASTERDOWN|NOREPLICAS)\b")
 
 
 def _available(
@@ -35,11 +42,15 @@ def _available(
     @functools.wraps(method)
     async def guarded(self: RedisBroker, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return await method(self, *args, **kwargs)
+            # The client's own read timeout would lose a task's cancellation; this one does not.
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await method(self, *args, **kwargs)
+        except TimeoutError as error:
+            raise DependencyError("redis", f"no answer within {CALL_TIMEOUT_S:.0f} s") from error
         except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError, OSError) as error:
             raise DependencyError("redis", f"{type(error).__name__}: {error}") from error
         except ResponseError as error:
-            if str(error).startswith(_UNAVAILABLE_PREFIXES):
+            if _UNAVAILABLE.search(str(error)):
                 raise DependencyError("redis", str(error)) from error
             raise
 
@@ -54,6 +65,7 @@ def connect(url: str, *, max_connections: int = 32) -> Redis:
         timeout=30,
         socket_connect_timeout=5,
         health_check_interval=15,
+        socket_keepalive=True,
         protocol=2,  # replies are read in this shape, whatever the client's default becomes
         socket_timeout=None,  # redis-py 8.1 loses a task's cancellation when its read timeout is on
     )
@@ -138,17 +150,29 @@ class RedisBroker:
     @_available
     async def claim(self, stream: Stream, consumer: str, count: int, idle_ms: int) -> list[Entry[Any]]:
         """Take over messages that no one renewed for ``idle_ms``."""
-        try:
-            reply = await self.client.xautoclaim(
-                self.keys.stream(stream), stream.group, consumer, min_idle_time=idle_ms, start_id="0-0", count=count
-            )
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            await self._ensure_group(stream)
-            return []
-        # Redis 6.2 lists entries that were deleted meanwhile as nil.
-        return await self._decode(stream, [item for item in reply[1] if item[0] is not None and item[1]])
+        items: list[tuple[bytes, dict[bytes, bytes]]] = []
+        cursor = "0-0"
+        while len(items) < count:
+            try:
+                cursor, found, *_ = await self.client.xautoclaim(
+                    self.keys.stream(stream),
+                    stream.group,
+                    consumer,
+                    min_idle_time=idle_ms,
+                    start_id=cursor,
+                    count=count - len(items),
+                )
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                await self._ensure_group(stream)
+                break
+            # Redis 6.2 lists entries that were deleted meanwhile as nil.
+            items += [item for item in found if item[0] is not None and item[1]]
+            # One call looks at a bounded number of pending entries; the cursor says where the next goes on.
+            if cursor in (b"0-0", "0-0"):
+                break
+        return await self._decode(stream, items)
 
     async def _decode(self, stream: Stream, items: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Entry[Any]]:
         entries: list[Entry[Any]] = []
@@ -177,7 +201,7 @@ class RedisBroker:
         """Give a held message up so that any worker can claim it at once."""
         key = self.keys.stream(entry.stream)
         await self.client.xclaim(
-            key, entry.stream.group, "released", 0, [entry.entry_id], idle=INFLIGHT_MAX_AGE_MS, justid=True
+            key, entry.stream.group, "released", 0, [entry.entry_id], idle=RELEASED_IDLE_MS, justid=True
         )
 
     @_available

@@ -110,7 +110,9 @@ class StreamWorker:
             return
         free = self._options.slots - len(self._tasks)
         if free <= 0:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({*self._tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
             return
         if await self._sink_full():
             await _pause(stop, self._options.block_ms / 1000)
@@ -230,8 +232,8 @@ class StreamWorker:
             await asyncio.sleep(self._options.claim_idle_ms / 3000)
             try:
                 await self._broker.renew(self._options.source, self._consumer, list(self._held))
-            except DependencyError as error:
-                self._log.warning("renewal failed", detail=error.detail)
+            except Exception as error:  # a lost renewal costs a second judgement at most; a dead loop, all of them
+                self._log.warning("renewal failed", error=f"{type(error).__name__}: {error}")
 
     async def _shut_down(self) -> None:
         if self._tasks:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from hintloop_contract import redis_broker
 from hintloop_contract.broker import Entry, WeightsState
 from hintloop_contract.codec import decode_fields
 from hintloop_contract.errors import DependencyError
@@ -252,3 +253,43 @@ async def test_settings_that_could_lose_messages_are_named(redis_server):
     assert "noeviction" in problems[0]
     assert "appendonly" in problems[1]
     await broker.close()
+
+
+async def test_a_full_redis_is_away_not_broken(redis_server):
+    broker = RedisBroker(connect(redis_server.url), "test")
+    await broker.ensure_groups()
+    await broker.client.config_set("maxmemory", "1")
+    with pytest.raises(DependencyError, match="maxmemory|OOM"):
+        await broker.append(CAPTURES, capture())
+    with pytest.raises(DependencyError, match="maxmemory|OOM"):
+        await broker.count("captured")
+    await broker.client.config_set("maxmemory", "0")
+    assert await broker.append(CAPTURES, capture())
+    await broker.close()
+
+
+async def test_a_redis_that_hangs_is_away(redis_server, monkeypatch):
+    monkeypatch.setattr(redis_broker, "CALL_TIMEOUT_S", 0.3)
+    broker = RedisBroker(connect(redis_server.url), "test")
+    await broker.ensure_groups()
+    redis_server.pause()
+    with pytest.raises(DependencyError, match="no answer"):
+        await broker.append(CAPTURES, capture("lost-or-not"))
+    redis_server.go_on()
+    assert await broker.append(CAPTURES, capture("after"))
+    assert "after" in {entry.turn_id for entry in await broker.read(CAPTURES, "c", 10, 50)}
+    await broker.close()
+
+
+async def test_a_claim_takes_everything_however_much_is_pending(broker):
+    for number in range(150):
+        await broker.append(CAPTURES, capture(f"t{number}"))
+    fresh, old = "alive", "dead"
+    assert len(await broker.read(CAPTURES, fresh, 120, 50)) == 120
+    assert len(await broker.read(CAPTURES, old, 30, 50)) == 30
+    for entry in await broker.reread(CAPTURES, old, 30):
+        await broker.release(entry)
+    # The released ones stand behind more fresh entries than one scan of the pending list covers.
+    claimed = await broker.claim(CAPTURES, "next", 5, 60_000)
+    assert [entry.turn_id for entry in claimed] == [f"t{number}" for number in range(120, 125)]
+    assert len(await broker.claim(CAPTURES, "next", 100, 60_000)) == 25

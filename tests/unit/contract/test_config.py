@@ -88,6 +88,7 @@ def test_variables_are_filled_in_and_a_missing_one_is_named(tmp_path):
         ("[training]\nkl_coef = 0.1\n", "refused under on_policy_distillation"),
         ("[training]\nuse_custom_loss = true\n", "no path is set"),
         ('[training]\ncustom_loss_path = "a.py"\n[advantage]\ncustom_loss_function_path = "b.py"\n', "differ"),
+        ('[training]\nuse_custom_loss = false\ncustom_loss_path = "a.py"\n', "set use_custom_loss = true"),
         ("[training]\ntrain_batch_size = 5\n", "not a multiple"),
         ("[training]\nmax_staleness_steps = 1\n", "no collection could ever fill"),
         ('[opd]\nhint_format = "no place"\n', r"must contain \{hint\} exactly once"),
@@ -106,6 +107,10 @@ def test_a_wrong_value_says_what_and_how_to_mend_it(tmp_path, text, message):
 
 def test_forced_reference_kl_is_accepted(tmp_path):
     assert load(write(tmp_path, "[training]\nkl_coef = 0.1\nforce_kl = true\n")).config.training.kl_coef == 0.1
+
+
+def test_a_path_alone_is_enough(tmp_path):
+    assert load(write(tmp_path, '[training]\ncustom_loss_path = "a.py"\n')).config.custom_loss == "a.py"
 
 
 def test_all_unknown_keys_are_named_at_once(tmp_path):

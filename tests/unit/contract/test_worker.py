@@ -201,3 +201,20 @@ async def test_shutdown_releases_what_is_not_done(broker):
     async with running(broker, handler, grace_s=0.05):
         await asyncio.wait_for(started.wait(), 5)
     assert [e.turn_id for e in await broker.claim(CAPTURES, "next", 5, 60_000)] == ["a"]
+
+
+async def test_stop_is_heard_while_every_slot_is_busy(broker):
+    await feed(broker, "a")
+    started = asyncio.Event()
+
+    async def handler(entry):
+        started.set()
+        await asyncio.sleep(60)
+        return Forward(turn(entry.turn_id))
+
+    begun = asyncio.get_running_loop().time()
+    async with running(broker, handler, slots=1, grace_s=0.05):
+        await asyncio.wait_for(started.wait(), 5)
+        await asyncio.sleep(0.1)
+    assert asyncio.get_running_loop().time() - begun < 5
+    assert [e.turn_id for e in await broker.claim(CAPTURES, "next", 5, 60_000)] == ["a"]

@@ -56,11 +56,11 @@ class RolloutSection(Section):
     rollout_batch_size: Positive = 32
     """Samples collected before training starts; a multiple of `training.train_batch_size`."""
     max_new_tokens: Positive = 2048
-    """Answer limit of probes, demo and replay."""
+    """Answer limit for agents that leave it out, under `apply_sampling_defaults`."""
     temperature: NonNegativeFloat = 1.0
-    """Sampling temperature of probes, demo and replay."""
+    """Sampling temperature for agents that leave it out, under `apply_sampling_defaults`."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus of probes, demo and replay."""
+    """Nucleus for agents that leave it out, under `apply_sampling_defaults`."""
     apply_sampling_defaults: bool = False
     """Fill `temperature`, `top_p` and `max_new_tokens` into agents' requests that leave them out."""
     passive_mode: bool = True
@@ -134,7 +134,7 @@ class TrainingSection(Section):
     pipeline_model_parallel_size: Positive = 1
     """Pipeline parallel stages."""
     use_custom_loss: bool = False
-    """Take `custom_loss_path`; false with null means: not set here."""
+    """False says that no path is set here; the advantage section's still counts."""
     custom_loss_path: str | None = None
     """Python file that defines `compute_loss`."""
 
@@ -340,7 +340,7 @@ class PublishingSection(Section):
     weights_dir: Path = Path(".hintloop/weights")
     """Volume mounted at the same path for trainer and engines."""
     keep_versions: Positive = 2
-    """Versions kept besides those that an engine reports."""
+    """Newest versions kept, the current one among them; those that an engine reports stay as well."""
     timeout_s: PositiveFloat = 120.0
     """Longest single call to an engine."""
     probe_tolerance: PositiveFloat | None = None
@@ -402,6 +402,12 @@ class Config(Section):
         ours, theirs = self.training.custom_loss_path, self.advantage.custom_loss_function_path
         if self.training.use_custom_loss and not (ours or theirs):
             raise ValueError("training.use_custom_loss is true but no path is set; set training.custom_loss_path")
+        said_no = "use_custom_loss" in self.training.model_fields_set and not self.training.use_custom_loss
+        if ours and said_no:
+            raise ValueError(
+                f"training.custom_loss_path {ours!r} is set while training.use_custom_loss is false; "
+                "set use_custom_loss = true, or remove the path"
+            )
         if ours and theirs and ours != theirs:
             raise ValueError(
                 f"training.custom_loss_path {ours!r} and advantage.custom_loss_function_path {theirs!r} differ; "
