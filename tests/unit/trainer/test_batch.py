@@ -60,6 +60,10 @@ def test_division_loses_nothing_and_keeps_like_lengths_together() -> None:
         ("processed", Sampling(temperature=0.7, constrained=True), 0.7, False),
         ("processed", Sampling(temperature=0.0), None, False),
         ("raw", Sampling(temperature=0.0), 1.0, False),
+        # Engines decode greedily below 1e-5; dividing logits by it would leave no finite ratio.
+        ("processed", Sampling(temperature=1e-6), None, False),
+        ("raw", Sampling(temperature=1e-6), 1.0, False),
+        ("processed", Sampling(temperature=1e-5), 1e-5, True),
     ],
 )
 def test_the_space_decides_on_importance_sampling(
@@ -68,7 +72,7 @@ def test_the_space_decides_on_importance_sampling(
     example = batching.read_example(make_sample(behaviour_space=space, sampling=sampling), VOCAB)
     assert example.behaviour_temperature == temperature
     assert example.corrected == corrected
-    assert example.policy_temperature == (sampling.temperature or 1.0)
+    assert example.policy_temperature == (sampling.temperature if sampling.temperature >= 1e-5 else 1.0)
 
 
 @pytest.mark.parametrize(

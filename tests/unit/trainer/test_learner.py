@@ -163,16 +163,12 @@ def test_scores_do_not_depend_on_chunks_or_padding(student: Callable[..., Path],
     torch.testing.assert_close(torch.cat(alone), whole.logprobs_N.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_entropy_and_top_k_equal_the_plain_ones(student: Callable[..., Path], layout: Layout) -> None:
+def test_entropy_equals_the_plain_one(student: Callable[..., Path], layout: Layout) -> None:
     learner = make_learner(student(), layout)
     with torch.no_grad(), cpu.quietly():
         logits = logprobs.local_logits(learner.model, torch.randn(7, 64), VOCAB)
     plain = logits.log_softmax(-1)
     torch.testing.assert_close(logprobs.entropy(logits, logits.logsumexp(-1)), -(plain.exp() * plain).sum(-1))
-    ids, values = logprobs.top_k(logits, 5)
-    expected = plain.topk(5, -1)
-    assert torch.equal(ids, expected.indices)
-    torch.testing.assert_close(values, expected.values)
 
 
 def test_forced_scores_equal_transformers(student: Callable[..., Path], layout: Layout) -> None:
@@ -240,3 +236,56 @@ def test_a_loss_of_the_wrong_shape_is_refused(student: Callable[..., Path], layo
     learner.begin([encoded(SAMPLES)])
     with pytest.raises(LossError, match="expected one for each of"):
         learner.step(0)
+
+
+def loss_file(directory: Path, body: str) -> str:
+    """A custom loss whose ``compute_loss`` is ``body``; its name."""
+    (directory / "own.py").write_text(
+        "import torch\n"
+        "from hintloop_trainer.losses.inputs import TokenLosses\n"
+        "REQUIRES = {'teacher_logprobs'}\n"
+        f"def compute_loss(inputs):\n    return TokenLosses({body})\n"
+    )
+    return "own.py"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The square root has an infinite slope at zero, and 0 * inf is not a number: the loss stays finite.
+        "(0 * inputs.logprobs_N).abs().sqrt()",
+        # Slopes that float32 can hold, whose norm it cannot.
+        "(inputs.logprobs_N - inputs.logprobs_N.detach()) * 3e38",
+    ],
+)
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    student: Callable[..., Path], layout: Layout, dtype: str, body: str
+) -> None:
+    directory = student()
+    learner = make_learner(directory, layout, dtype=dtype, custom_loss_path=loss_file(directory, body))
+    before = [parameter.detach().clone() for parameter in learner.model.parameters()]
+    learner.begin([encoded(SAMPLES)])
+    with pytest.raises(TrainingError, match="gradient is not finite"):
+        learner.step(0)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    # Nothing of it is left for the next step either.
+    learner.objective = make_learner(directory, layout, dtype=dtype).objective
+    learner.begin([encoded(SAMPLES)])
+    learner.step(0)
+    assert all(bool(parameter.isfinite().all()) for parameter in learner.model.parameters())
+
+
+def test_decay_acts_on_matrices_alone(student: Callable[..., Path], layout: Layout) -> None:
+    learner = make_learner(student(), layout, learning_rate=1e-3, weight_decay=0.5)
+    before = {name: parameter.detach().clone() for name, parameter in learner.model.named_parameters()}
+    learner.begin([encoded(SAMPLES)])
+    result = learner.step(0)
+    assert result.effective["weight_decay"] == 0.5
+    plain = make_learner(student(), layout, learning_rate=1e-3)
+    plain.begin([encoded(SAMPLES)])
+    plain.step(0)
+    without = dict(plain.model.named_parameters())
+    for name, parameter in learner.model.named_parameters():
+        expected = without[name] - 1e-3 * 0.5 * before[name] if parameter.dim() > 1 else without[name]
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-6)

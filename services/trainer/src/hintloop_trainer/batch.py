@@ -23,6 +23,15 @@ from hintloop_contract.tensors import PackedArray, unpack
 from hintloop_trainer.errors import SampleError
 
 
+#: Sampling temperatures below this are greedy decoding, as they are to the engines.
+GREEDY_BELOW = 1e-5
+
+
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the answer was the likeliest token each time, and not sampled."""
+    return sampling.temperature < GREEDY_BELOW
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """One sample with its arrays as CPU tensors, checked against one another."""
@@ -62,7 +71,7 @@ def behaviour_temperature(space: str, sampling: Sampling) -> float | None:
     if space not in ("after_temperature", "processed"):
         raise SampleError(f"behaviour_space {space!r} is unknown; known are raw, after_temperature, processed")
     truncated = sampling.top_p < 1.0 or sampling.top_k not in (None, 0, -1) or bool(sampling.min_p)
-    if sampling.temperature == 0.0 or (space == "processed" and truncated):
+    if is_greedy(sampling) or (space == "processed" and truncated):
         return None
     return sampling.temperature
 
@@ -73,7 +82,7 @@ def is_corrected(space: str, sampling: Sampling) -> bool:
     Raw ones are only at temperature 1; truncation and constraints are recorded, not corrected.
     """
     truncated = sampling.top_p < 1.0 or sampling.top_k not in (None, 0, -1) or bool(sampling.min_p)
-    if truncated or sampling.constrained or sampling.temperature == 0.0:
+    if truncated or sampling.constrained or is_greedy(sampling):
         return False
     return behaviour_temperature(space, sampling) == sampling.temperature
 
@@ -110,13 +119,12 @@ def read_example(sample: Sample, vocab_size: int) -> Example:
     everything = torch.cat([prompt, response])
     if int(everything.min()) < 0 or int(everything.max()) >= vocab_size:
         raise SampleError(f"a token id is outside the student's vocabulary of {vocab_size}")
-    temperature = sample.sampling.temperature
     return Example(
         turn_id=sample.turn_id,
         prompt_P=prompt,
         response_T=response,
         behaviour_T=_checked_logprobs(sample.behaviour_logprobs, "behaviour_logprobs", (length,)),
-        policy_temperature=temperature if temperature > 0.0 else 1.0,
+        policy_temperature=1.0 if is_greedy(sample.sampling) else sample.sampling.temperature,
         behaviour_temperature=behaviour_temperature(sample.behaviour_space, sample.sampling),
         corrected=is_corrected(sample.behaviour_space, sample.sampling),
         score=sample.score,

@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from hintloop_trainer.errors import CheckpointError
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
-from hintloop_trainer.megatron import cpu, export
+from hintloop_trainer.megatron import cpu, export, optimizer
 
 PREFIX = "step-"
 STATE_FILE = "state.json"
@@ -122,6 +122,8 @@ class CheckpointStore:
     def load(self, directory: Path) -> None:
         """Put the learner where the checkpoint left it; the layout of ranks may differ.
 
+        What is configured (learning rate, decay, betas) is as configured now, not as it was saved.
+
         Raises:
             CheckpointError: the files cannot be read into this model.
         """
@@ -132,6 +134,7 @@ class CheckpointStore:
                 self._learner.optimizer.load_state_dict(loaded["optimizer"])
         except (KeyError, ValueError, RuntimeError, OSError) as error:
             raise CheckpointError(f"{directory} cannot be loaded: {type(error).__name__}: {error}") from error
+        optimizer.configure(self._learner.optimizer, self._learner.config.training)
         torch.set_rng_state(loaded["generators"]["torch"])
         get_cuda_rng_tracker().set_states(loaded["generators"]["tracker"])
 

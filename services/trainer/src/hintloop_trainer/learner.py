@@ -6,6 +6,7 @@ Legend: S = positions, B = sequences, H = hidden size, N = trained tokens of a m
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -131,9 +132,10 @@ class Learner:
         olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
         outputs = self._run(list(zip(plan.batches, olds, strict=True)), forward_only=False)
         tally, loss, traces = self._sum_up(outputs)
-        if loss.count and not abs(loss.total) < float("inf"):
+        if loss.count and not math.isfinite(loss.total):
             raise TrainingError(f"the loss is {loss.total}; no step was made")
         computed = time.perf_counter()
+        self._check_gradient()
         with cpu.quietly():
             grad_norm = self._optimize()
         finished = time.perf_counter()
@@ -150,14 +152,20 @@ class Learner:
             effective={
                 **self.objective.effective(),
                 "learning_rate": optimizer.learning_rate(self.optimizer),
+                "weight_decay": optimizer.weight_decay(self.optimizer),
                 "grad_clip": self.config.training.grad_clip,
             },
         )
 
+    def _check_gradient(self) -> None:
+        """Megatron looks for values that are not finite only when it scales the loss; here all ranks always do."""
+        if not optimizer.is_finite(self.replicated):
+            raise TrainingError("the gradient is not finite; no step was made")
+
     def _optimize(self) -> float:
         success, grad_norm, _ = self.optimizer.step()
         if not success or grad_norm is None:
-            raise TrainingError("the gradient is not finite; no step was made")
+            raise TrainingError("the optimizer made no step")
         return float(grad_norm)
 
     def _run(self, work: list[tuple[MicroBatch, Old | None]], *, forward_only: bool) -> list[Any]:

@@ -140,21 +140,3 @@ def entropy(logits_NV: torch.Tensor, total_N: torch.Tensor) -> torch.Tensor:
     # Padding has probability 0 and logit minus infinity, whose product is not a number.
     expected_N = (probabilities_NV * logits_NV.clamp_min(-1e30)).sum(-1)
     return total_N - _reduced(expected_N)
-
-
-@torch.no_grad()
-def top_k(logits_NV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``k`` most likely ids over the whole vocabulary and their log-probabilities, both ``[N, k]``."""
-    total_N = log_normaliser(logits_NV)
-    values_NK, ids_NK = logits_NV.topk(min(k, logits_NV.shape[-1]), dim=-1)
-    size = parallel_state.get_tensor_model_parallel_world_size()
-    if size > 1:
-        group = parallel_state.get_tensor_model_parallel_group()
-        ids_NK = ids_NK + parallel_state.get_tensor_model_parallel_rank() * logits_NV.shape[-1]
-        all_values = [torch.empty_like(values_NK) for _ in range(size)]
-        all_ids = [torch.empty_like(ids_NK) for _ in range(size)]
-        dist.all_gather(all_values, values_NK.contiguous(), group=group)
-        dist.all_gather(all_ids, ids_NK.contiguous(), group=group)
-        values_NK, order_NK = torch.cat(all_values, -1).topk(k, dim=-1)
-        ids_NK = torch.cat(all_ids, -1).gather(-1, order_NK)
-    return ids_NK, values_NK - total_N[:, None]

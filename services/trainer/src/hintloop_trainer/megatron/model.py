@@ -43,7 +43,6 @@ class Architecture:
     num_kv_groups: int
     head_dim: int
     vocab_size: int
-    max_positions: int
     norm_epsilon: float
     rope_theta: float
     inv_freq: tuple[float, ...] | None
@@ -79,7 +78,6 @@ def read_architecture(directory: str | Path) -> Architecture:
         num_kv_groups=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         vocab_size=config.vocab_size,
-        max_positions=config.max_position_embeddings,
         norm_epsilon=config.rms_norm_eps,
         rope_theta=float(rope["rope_theta"]),
         inv_freq=_scaled_frequencies(config, rope["rope_type"]) if scaled else None,

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from hintloop_contract.config.schema import TrainingSection
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -46,12 +47,40 @@ def make(replicated: DistributedDataParallel, training: TrainingSection, dtype: 
     )
     with cpu.quietly():
         optimizer = get_megatron_optimizer(config, [replicated])
+    configure(optimizer, training)
     transformer: Any = replicated.config
     transformer.finalize_model_grads_func = finalize_model_grads
     transformer.grad_scale_func = optimizer.scale_loss
     return optimizer
 
 
+def configure(optimizer: MegatronOptimizer, training: TrainingSection) -> None:
+    """Write the configured coefficients into every group of parameters; a loaded checkpoint brought its own.
+
+    Megatron marks the groups (norms and biases) that do not decay.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = group["max_lr"] = group["min_lr"] = training.learning_rate
+        group["weight_decay"] = training.weight_decay * group.get("wd_mult", 1.0)
+        group["betas"] = (training.adam_beta1, training.adam_beta2)
+
+
+def is_finite(replicated: DistributedDataParallel) -> bool:
+    """Whether the summed gradient and its norm are finite on every rank; the same answer on all of them."""
+    total = torch.zeros((), dtype=torch.float64, device=cpu.device())
+    for buffer in replicated.buffers + replicated.expert_parallel_buffers:
+        total += torch.linalg.vector_norm(buffer.grad_data).double().square()
+    dist.all_reduce(total)
+    # The norm is a float32, and one that overflows would clip every gradient to nothing.
+    return bool(total.sqrt() < torch.finfo(torch.float32).max)
+
+
 def learning_rate(optimizer: MegatronOptimizer) -> float:
     """The rate in force, read back from the optimizer."""
-    return float(optimizer.param_groups[0]["lr"])
+    (rate,) = {float(group["lr"]) for group in optimizer.param_groups}
+    return rate
+
+
+def weight_decay(optimizer: MegatronOptimizer) -> float:
+    """The decay in force where there is one, read back from the optimizer."""
+    return max(float(group["weight_decay"]) for group in optimizer.param_groups)
