@@ -186,6 +186,62 @@ def test_explicit_session_bears_other_tools_but_waits() -> None:
     assert "a" in of_kind(linker.tick(4100), Link)
 
 
+@pytest.mark.parametrize("key", ["body:user:u", "body:prompt_cache_key:p"])
+def test_one_user_behind_two_agents_is_no_session(key: str) -> None:
+    linker = make_linker()
+
+    def asked(turn_id: str, system: str, *texts: str, start_ms: int) -> dict[str, Any]:
+        messages = [{"role": "system", "content": system}, *said(*texts)]
+        capture = make_capture(turn_id, messages, session_key=key, start_ms=start_ms)
+        return of_kind(linker.feed(capture), Link)
+
+    asked("coder", "You write code.", "hi", start_ms=1000)
+    assert not asked("poet", "You write verse.", "hi", "fine", "a poem", start_ms=2000)
+    assert linker.tick(10_000) == [], "nor after it waited"
+    assert list(asked("coder2", "You write code.", "hi", "fine", "a loop", start_ms=11_000)) == ["coder"]
+
+
+def test_in_a_session_the_agent_with_the_same_system_text_is_meant() -> None:
+    linker = make_linker()
+    key = {"session_key": "header:x-session-id:1"}
+    systems = {"a": "You write code.", "b": "You write verse."}
+    for number, (turn_id, system) in enumerate(systems.items()):
+        messages = [{"role": "system", "content": system}, *said("hi")]
+        linker.feed(make_capture(turn_id, messages, start_ms=1000 + number, **key))
+    messages = [{"role": "system", "content": systems["b"]}, *said("hi", "fine", "a poem")]
+    assert list(of_kind(linker.feed(make_capture("c", messages, start_ms=2000, **key)), Link)) == ["b"]
+
+
+def test_in_a_session_another_system_text_is_not_certain() -> None:
+    linker = make_linker(settle_ms=2000)
+    key = {"session_key": "header:x-session-id:1"}
+    linker.feed(make_capture("a", said("q"), **key))
+    other = [{"role": "system", "content": "S"}, *said("q", "fine", "other")]
+    assert not of_kind(linker.feed(make_capture("b", other, start_ms=2000, **key)), Link)
+    link = of_kind(linker.feed(make_capture("c", said("q", "fine", "own"), start_ms=2500, **key)), Link)["a"]
+    assert json.loads(link.next_state) == [{"role": "user", "content": "own"}]
+
+
+@pytest.mark.parametrize("arguments", ["[" * 3000, "[" * 3000 + "]" * 3000, "1" + "0" * 400, "{", "\x00"])
+def test_arguments_of_any_text_are_compared(arguments: str) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q"), call))
+    messages = [*said("q"), call, {"role": "tool", "content": "r"}]
+    assert list(of_kind(linker.feed(make_capture("b", messages, start_ms=2000)), Link)) == ["a"]
+
+
+@pytest.mark.parametrize("answer", [b"null", b"[", b"5"])
+def test_unreadable_answer_is_dropped_not_raised(answer: bytes) -> None:
+    linker = make_linker()
+    capture = Capture(
+        turn_id="x", engine="vllm", engine_url="u", request=b'{"messages":[]}', answer=answer, start_ms=1, end_ms=2
+    )
+    (drop,) = linker.feed(capture)
+    assert isinstance(drop, Drop) and drop.reason == "not_trainable"
+    assert len(linker) == 0
+
+
 def test_answer_not_echoed_waits_and_gives_way_to_an_echo() -> None:
     linker = make_linker()
     linker.feed(make_capture("a", said("q")))
@@ -231,6 +287,8 @@ def test_side_and_done() -> None:
     linker = make_linker()
     (drop,) = linker.feed(make_capture("t", said("title?"), turn_type="side"))
     assert isinstance(drop, Drop) and drop.reason == "side"
+    (drop,) = linker.feed(make_capture("u", said("title?"), turn_type="side", problem="count_mismatch"))
+    assert isinstance(drop, Drop) and drop.reason == "count_mismatch", "a mismatch shows wherever it is"
     decisions = linker.feed(make_capture("a", said("q"), session_done=True))
     assert of_kind(decisions, Drop)["a"].reason == "no_next_state"
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Capture, Sampling
 from hintloop_contract.streams import CAPTURES, DROPS, TURNS
 from hintloop_contract.tensors import pack
 from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_rollout_proxy import linker_task
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 
@@ -127,6 +129,17 @@ async def test_backpressure_past_the_limit(broker: Any) -> None:
     assert (await broker.funnel()).drops == {("link", "backpressure"): 3}
 
 
+async def turns_of(task: LinkerTask, broker: Any, count: int) -> list[str]:
+    """Step ``task`` until it released ``count`` turns; their ids."""
+    found: list[str] = []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            if await task._hold_lease():
+                await task.step()
+            found += [entry.turn_id for entry in await broker.read(TURNS, "test", 10, None)]
+    return found
+
+
 async def test_only_the_holder_of_the_lease_links(broker: Any) -> None:
     config = make_config()
     first, second = (LinkerTask(broker, config, ProxyMetrics()) for _ in range(2))
@@ -139,3 +152,78 @@ async def test_only_the_holder_of_the_lease_links(broker: Any) -> None:
     # The first does not know yet that it lost the lease; its fence is old, so nothing that it writes counts.
     await first.step()
     assert (await broker.counts(TURNS)).length == 0
+    # What it read then is linked all the same, though the first never says that it gave it up.
+    assert await turns_of(second, broker, 1) == ["a"]
+
+
+async def test_who_lost_the_lease_hands_over_what_it_read(broker: Any) -> None:
+    config = make_config(linker={"lease_ms": 2000})
+    first, second = (LinkerTask(broker, config, ProxyMetrics()) for _ in range(2))
+    assert await first._hold_lease()
+    await asyncio.sleep(2.2)
+    assert await second._hold_lease()
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await first.step()
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    await second.step()
+    assert not await first._hold_lease()
+    assert await turns_of(second, broker, 1) == ["a"]
+
+
+async def test_a_rebuild_that_fails_is_done_again(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    await broker.read(CAPTURES, "a linker that died", 10, None)
+    await asyncio.sleep(0.6)
+    task, claim, failures = LinkerTask(broker, make_config(), ProxyMetrics()), broker.claim, [1]
+
+    async def claim_once_redis_is_back(*words: Any) -> Any:
+        if failures:
+            failures.pop()
+            raise DependencyError("redis", "away")
+        return await claim(*words)
+
+    monkeypatch.setattr(broker, "claim", claim_once_redis_is_back)
+    with pytest.raises(DependencyError):
+        await task._hold_lease()
+    assert await turns_of(task, broker, 1) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request": b'{"messages":[{"role":"assistant","tool_calls":5},{"role":"user","content":"x"}]}'},
+        {"request": b'{"messages":[{"role":"user","content":"x"}],"tools":' + b"[" * 3000 + b"]" * 3000 + b"}"},
+        {"request": b'{"messages":[{"role":"user","content":' + b"[" * 3000 + b"]" * 3000 + b"}]}"},
+        {"answer": b'{"role":"assistant","tool_calls":5}'},
+    ],
+)
+async def test_a_capture_that_cannot_be_read_is_dead_alone(change: dict[str, bytes], broker: Any) -> None:
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.append(CAPTURES, make_capture("bad", "q", **change))
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    task = LinkerTask(broker, make_config(), ProxyMetrics())
+    assert await turns_of(task, broker, 1) == ["a"]
+    assert (await broker.funnel()).drops == {("link", "dead"): 1}
+    assert (await broker.counts(CAPTURES)).length == 1, "b waits for its next state"
+    assert task._pending.keys() == {"b"} and len(task._linker) == 2
+
+
+async def test_a_turn_that_cannot_be_built_is_dead_alone(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = linker_task.turn_record
+
+    def fail_on_one(capture: Capture, link: Any) -> Any:
+        if capture.turn_id == "a":
+            raise KeyError("messages")
+        return build(capture, link)
+
+    monkeypatch.setattr(linker_task, "turn_record", fail_on_one)
+    for turn_id, text in (("a", "q"), ("c", "p")):
+        await broker.append(CAPTURES, make_capture(turn_id, text))
+        await broker.append(
+            CAPTURES, make_capture(f"after {turn_id}", text, "fine", "more", start_ms=2000, end_ms=2100)
+        )
+    task = LinkerTask(broker, make_config(), ProxyMetrics())
+    assert await turns_of(task, broker, 1) == ["c"]
+    assert (await broker.funnel()).drops == {("link", "dead"): 1}
+    assert "a" not in task._pending and not task._todo

@@ -1,13 +1,16 @@
 """Runs the linker against the streams: one active per policy, by a lease with a fencing token.
 
 Captures stay pending until their turn is settled, so whoever becomes active rebuilds the state by reading them again.
+A capture that the linker cannot work with goes to `dead` alone; it stops no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,16 +91,36 @@ class LinkerTask:
         if self._lease is not None and time.monotonic() < self._lease.renew_at:
             return True
         token = await self._broker.acquire_lease(self._consumer, self._lease_ms)
-        self._metrics.active.set(0 if token is None else 1)
+        # The lease is known as ours only once the state behind it is whole: a failure below begins from here again.
+        before, self._lease = self._lease, None
         if token is None:
-            self._lease = None
+            self._metrics.active.set(0)
+            await self._give_up()
             return False
-        before = self._lease
-        self._lease = Lease(token, time.monotonic() + self._lease_ms / 3000)
+        renew_at = time.monotonic() + self._lease_ms / 3000
         if before is None or token > before.token + 1:
             await self._rebuild()
+            log.info("linker active", token=token, pending=len(self._pending))
         await self._broker.renew(CAPTURES, self._consumer, [entry.entry_id for entry in self._pending.values()])
+        await self._take_left_over()
+        self._lease = Lease(token, renew_at)
+        self._metrics.active.set(1)
         return True
+
+    async def _give_up(self) -> None:
+        """Another links: hand over at once what it does not hold yet."""
+        while self._pending:
+            turn_id, entry = next(iter(self._pending.items()))
+            await self._broker.release(entry)
+            del self._pending[turn_id]
+        self._todo.clear()
+
+    async def _take_left_over(self) -> None:
+        """Claim what a linker read that no longer had the lease. It is older than what was linked since: rebuild."""
+        late = [entry for entry in await self._claim() if entry.turn_id not in self._pending]
+        if late:
+            log.warning("captures left by another linker", num=len(late))
+            await self._rebuild()
 
     async def _rebuild(self) -> None:
         """Read again what is pending: our own, and what earlier linkers left."""
@@ -112,18 +135,31 @@ class LinkerTask:
             after = entries[-1].entry_id
         while entries := await self._claim():
             held.extend(entries)
-        self._feed(sorted({entry.entry_id: entry for entry in held}.values(), key=_stream_order))
-        log.info("linker active", token=self._lease.token if self._lease else None, pending=len(self._pending))
+        await self._feed(sorted({entry.entry_id: entry for entry in held}.values(), key=_stream_order))
 
     async def _claim(self) -> list[Entry[Any]]:
         # A linker renews what it holds with its lease, a third of its length apart.
         return await self._broker.claim(CAPTURES, self._consumer, READ_COUNT, self._lease_ms // 2)
 
-    def _feed(self, entries: list[Entry[Any]]) -> None:
+    async def _feed(self, entries: Iterable[Entry[Any]]) -> None:
         for entry in entries:
-            if entry.turn_id not in self._pending:
-                self._pending[entry.turn_id] = entry
+            if entry.turn_id in self._pending:
+                continue
+            self._pending[entry.turn_id] = entry
+            try:
                 self._todo.extend(self._linker.feed(entry.message))
+            except Exception as error:
+                await self._bury(entry, error)
+
+    async def _bury(self, entry: Entry[Any], error: Exception) -> None:
+        """Send a capture to `dead`: it would fail again each time, and keep everything behind it waiting."""
+        text = f"{type(error).__name__}: {error!s:.500}"
+        log.error("capture cannot be linked", turn_id=entry.turn_id, error=text)
+        # The end of the traceback says where; a deep recursion's is long.
+        trace = "".join(traceback.format_exception(error, limit=-20))
+        await self._broker.fail(entry, stage=str(Stage.LINK), error=text, traceback=trace, max_attempts=1)
+        self._metrics.dropped.labels(str(DropReason.DEAD)).inc()
+        self._pending.pop(entry.turn_id, None)
 
     async def step(self) -> None:
         """Read, link, settle, write: once."""
@@ -132,7 +168,7 @@ class LinkerTask:
         horizon_ms = now_ms - int(self._config.proxy.request_timeout_s * 1000) - 60_000
         oldest_ms = await self._broker.inflight_oldest(horizon_ms)
         entries = await self._broker.read(CAPTURES, self._consumer, READ_COUNT, BLOCK_MS)
-        self._feed(entries)
+        await self._feed(entries)
         if len(entries) < READ_COUNT and time.monotonic() >= self._calm_until:
             self._todo.extend(self._linker.tick(now_ms, oldest_ms))
         await self._apply()
@@ -151,10 +187,16 @@ class LinkerTask:
         now_ms = await self._broker.time_ms()
         while self._todo:
             decision = self._todo[0]
-            if isinstance(decision, Link):
-                room -= await self._link(decision, room, now_ms)
-            elif isinstance(decision, Drop):
-                await self._drop(decision.turn_id, decision.reason, decision.detail)
+            try:
+                if isinstance(decision, Link):
+                    room -= await self._link(decision, room, now_ms)
+                elif isinstance(decision, Drop):
+                    await self._drop(decision.turn_id, decision.reason, decision.detail)
+            except DependencyError:
+                raise
+            except Exception as error:
+                if (entry := self._pending.get(decision.turn_id)) is not None:
+                    await self._bury(entry, error)
             self._todo.popleft()
 
     async def _link(self, link: Link, room: int, now_ms: int) -> int:

@@ -14,7 +14,10 @@ from hintloop_rollout_proxy.linking.decisions import Decision, Drop, Link, Place
 from hintloop_rollout_proxy.linking.matching import Match, find_attempt, find_continued, has_continued_twin
 from hintloop_rollout_proxy.linking.messages import READERS, read_answer
 from hintloop_rollout_proxy.linking.nodes import Continuation, Node, NodeIndex, Scope, Session
-from hintloop_rollout_proxy.linking.transcript import Transcript
+from hintloop_rollout_proxy.linking.transcript import Said, Transcript
+
+#: Session keys that are no session ids, by how they begin.
+NARROWING_KEYS = ("body:user:", "body:prompt_cache_key:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +51,20 @@ class Linker:
         return sum(not node.settled for node in self._index)
 
     def feed(self, capture: Capture) -> list[Decision]:
-        """Take the next capture."""
+        """Take the next capture. Whatever it raises, it raises before anything is remembered."""
         if capture.turn_type == "side":
+            if capture.problem is not None:
+                return [Drop(capture.turn_id, capture.problem, capture.problem_detail)]
             return [Drop(capture.turn_id, DropReason.SIDE, "X-Turn-Type: side")]
         reader = READERS.get(capture.api)
         if reader is None:
             return [Drop(capture.turn_id, DropReason.NOT_TRAINABLE, f"API {capture.api!r} is not linked yet")]
         try:
-            transcript = reader(capture.request)
+            transcript, said = reader(capture.request), read_answer(capture.answer)
         except (msgspec.DecodeError, ValueError, AttributeError) as error:
             return [Drop(capture.turn_id, capture.problem or DropReason.NOT_TRAINABLE, f"unreadable: {error}")]
         decisions: list[Decision] = []
-        node = self._place(capture, transcript, decisions)
+        node = self._place(capture, transcript, said, decisions)
         self._index.add(node)
         heapq.heappush(self._deadlines, (node.deadline_ms, node.turn_id))
         if capture.problem is not None:
@@ -92,11 +97,11 @@ class Linker:
         self._deadlines.clear()
         return decisions
 
-    def _place(self, capture: Capture, transcript: Transcript, decisions: list[Decision]) -> Node:
+    def _place(self, capture: Capture, transcript: Transcript, said: Said, decisions: list[Decision]) -> Node:
         scope = scope_of(capture, transcript)
         attempt = find_attempt(self._index, scope, transcript, transcript.frame)
         match = find_continued(self._index, scope, transcript, lambda node: self._alive(node, capture.start_ms))
-        node = self._make_node(capture, transcript, scope)
+        node = self._make_node(capture, transcript, said, scope)
         if attempt is not None:
             self._retry(node, attempt, match, transcript, decisions)
         elif match is None:
@@ -105,16 +110,15 @@ class Linker:
             self._continue(node, match, transcript, decisions)
         return node
 
-    def _make_node(self, capture: Capture, transcript: Transcript, scope: Scope) -> Node:
+    def _make_node(self, capture: Capture, transcript: Transcript, said: Said, scope: Scope) -> Node:
         whole = capture.status == "complete"
         return Node(
             turn_id=capture.turn_id,
             scope=scope,
             digest=transcript.digest,
             frame=transcript.frame,
-            tools=transcript.tools,
             num_units=len(transcript.units),
-            said=read_answer(capture.answer),
+            said=said,
             whole=whole,
             start_ms=capture.start_ms,
             end_ms=capture.end_ms,
@@ -145,7 +149,7 @@ class Linker:
 
     def _continue(self, node: Node, match: Match, transcript: Transcript, decisions: list[Decision]) -> None:
         parent = match.node
-        certain = match.echoed and node.tools == parent.tools
+        certain = match.echoed and node.frame == parent.frame
         forked = not parent.gives_way_to(certain)
         node.parent, node.turn_index = parent, parent.turn_index + 1
         if not forked:
@@ -162,7 +166,7 @@ class Linker:
 
     def _attach(self, parent: Node, node: Node, match: Match, transcript: Transcript) -> None:
         """Let ``node`` carry the parent's next state, unless the parent is settled already."""
-        certain = match.echoed and node.tools == parent.tools
+        certain = match.echoed and node.frame == parent.frame
         parent.next = Continuation(node, transcript.after_unit(match.last_unit), certain)
         if not parent.settled and not certain:
             parent.settle_at_ms = node.end_ms + self._options.settle_ms
@@ -208,7 +212,17 @@ class Linker:
 
 
 def scope_of(capture: Capture, transcript: Transcript) -> Scope:
-    """An explicit session key separates; without one, only equal system texts and tools belong together."""
+    """A session id separates; without one, only equal system texts and tools belong together.
+
+    ``user`` and ``prompt_cache_key`` name whoever asks, not a conversation: one value may stand behind many agents,
+    so they only narrow what the frame holds together.
+    """
     key = capture.session_key
-    own = f"frame:{transcript.frame.hex()}" if key is None else f"key:{key}"
-    return (capture.tenant, capture.credential, capture.api, own)
+    frame = f"frame:{transcript.frame.hex()}"
+    if key is None:
+        own = (frame,)
+    elif key.startswith(NARROWING_KEYS):
+        own = (frame, f"key:{key}")
+    else:
+        own = (f"key:{key}",)
+    return (capture.tenant, capture.credential, capture.api, *own)

@@ -35,7 +35,9 @@ def _by_echo(index: NodeIndex, scope: Scope, transcript: Transcript, alive: Call
             node for node in index.at(scope, transcript.prefixes[position]) if node.said.echoed_by(unit) and alive(node)
         ]
         if nodes:
-            # Of equal answers to equal openings none can be told from the other: the first that is free.
+            # Under one session id two agents may have said the same; the one with this system text and tools is
+            # meant. Of equals none can be told from the other: the first that is free.
+            nodes = [node for node in nodes if node.frame == transcript.frame] or nodes
             node = next((node for node in nodes if node.free), nodes[0])
             return Match(node, position, echoed=True)
     return None

@@ -105,6 +105,8 @@ def read_answer(answer: bytes | None) -> Said:
     if answer is None:
         return Said("")
     message = msgspec.json.decode(answer)
+    if not isinstance(message, dict):
+        raise ValueError(f"the answer is no message but {message!r:.40}")
     unit = next(_chat_units("assistant", message, 0))
     return Said(unit.text, unit.calls)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hintloop_rollout_proxy.linking.transcript import Said, Transcript
 
 Scope = tuple[str, ...]
-"""Requests are only ever compared within a scope: tenant, credential, API, and session key or frame."""
+"""Requests are only ever compared within a scope: tenant, credential, API, and session id or frame."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +26,7 @@ class Continuation:
     node: Node
     next_state: bytes
     certain: bool
-    """The answer was echoed and the tools are the parent's."""
+    """The answer was echoed, and system texts and tools are the parent's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +37,6 @@ class Node:
     scope: Scope
     digest: bytes
     frame: bytes
-    tools: bytes
     num_units: int
     said: Said
     whole: bool

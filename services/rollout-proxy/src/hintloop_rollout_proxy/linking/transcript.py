@@ -62,12 +62,11 @@ class Said:
 @dataclass(frozen=True, slots=True)
 class Transcript:
     """A request's transcript. ``prefixes[i]`` is the digest of the first ``i`` units; ``frame`` that of the system
-    texts and tools, ``tools`` of the tools alone; ``messages`` are the request's own, as JSON."""
+    texts and tools; ``messages`` are the request's own, as JSON."""
 
     units: tuple[Unit, ...]
     prefixes: tuple[bytes, ...]
     frame: bytes
-    tools: bytes
     messages: tuple[msgspec.Raw, ...]
 
     @property
@@ -91,7 +90,7 @@ def canonical_call(name: str, arguments: object) -> str:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             arguments = collapse(str(arguments))
     return name + msgspec.json.encode(arguments, order="sorted").decode()
 
@@ -122,6 +121,5 @@ def make_transcript(
     for unit in kept:
         calls = "\x00".join(unit.calls)
         prefixes.append(digest_of(prefixes[-1], unit.kind.encode(), unit.text.encode(), calls.encode()))
-    tools_digest = digest_of(tools)
-    frame = digest_of(tools_digest, *(text.encode() for text in systems))
-    return Transcript(tuple(kept), tuple(prefixes), frame, tools_digest, tuple(messages))
+    frame = digest_of(digest_of(tools), *(text.encode() for text in systems))
+    return Transcript(tuple(kept), tuple(prefixes), frame, tuple(messages))
