@@ -1,22 +1,29 @@
 #!/usr/bin/env bash
 # Makes .venv/, the named engines' environments, and the demo's model; what exists is left alone.
-# Usage: scripts/prepare.sh ENGINE...
+# Usage: scripts/prepare.sh ENGINE...   (vllm, sglang)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=jobs.sh
+source scripts/jobs.sh
 
-pids=()
-trap 'for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done' INT TERM
-# The base interpreter is a step of scripts/setup.sh, so engines wait for it only where it is missing.
-command -v python3.11 >/dev/null || scripts/setup.sh
-scripts/setup.sh &
-pids+=($!)
 for engine in "$@"; do
   if [ ! -f "engines/$engine/install.sh" ]; then
-    echo "prepare: there is no engine '$engine'; known are vllm and sglang" >&2
+    echo "prepare.sh: there is no engine '$engine'; ENGINE is vllm or sglang" >&2
     exit 2
   fi
-  "engines/$engine/install.sh" >/dev/null &
-  pids+=($!)
 done
-for pid in "${pids[@]}"; do wait "$pid"; done
-PYTHON=.venv/bin/python engines/models/prepare.sh >/dev/null
+
+trap stop_jobs EXIT
+# The base interpreter is a step of scripts/setup.sh, so engines wait for it only where it is missing.
+if ! command -v python3.11 >/dev/null; then
+  start_job "services' environment" scripts/setup.sh
+  wait_jobs
+fi
+start_job "services' environment" scripts/setup.sh
+for engine in "$@"; do
+  # The last line of their output, the environment's path, is for others; pip shows errors alone.
+  PIP_QUIET=1 start_job "engine $engine" bash -c '"$0" >/dev/null' "engines/$engine/install.sh"
+done
+wait_jobs
+PYTHON=.venv/bin/python start_job "the demo's model" bash -c '"$0" >/dev/null' engines/models/prepare.sh
+wait_jobs
