@@ -1,5 +1,6 @@
 # One command each; `make help` lists them. Everything sets itself up.
-ENGINE ?= vllm
+# vllm or sglang. Not given: the demo takes vllm, `up` what the configuration says.
+ENGINE ?=
 ARGS ?=
 PYTEST_ARGS ?=
 PYTHON := .venv/bin/python
@@ -11,12 +12,13 @@ help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: demo
-demo: setup-$(ENGINE)  ## Watch a real model change from its user's complaints (ENGINE=vllm|sglang, ARGS="--steps 8 …")
-	@.venv/bin/hintloop demo --engine $(ENGINE) $(ARGS)
+demo:  ## Watch a real model change from its user's complaints (ENGINE=vllm|sglang, ARGS="--steps 8 …")
+	@scripts/prepare.sh vllm $(filter-out vllm,$(ENGINE))
+	@.venv/bin/hintloop demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 .PHONY: up
-up: setup-$(ENGINE)  ## Start the whole local stack (ARGS="--config config.toml …")
-	@.venv/bin/hintloop up --engine $(ENGINE) $(ARGS)
+up: venv  ## Start the whole local stack (ENGINE=vllm|sglang, ARGS="--config config.toml …")
+	@.venv/bin/hintloop up $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 .PHONY: status
 status: venv  ## Print the funnel and every drop reason
@@ -45,22 +47,16 @@ format: venv  ## Format the code
 	@$(PYTHON) -m ruff check --fix .
 
 # The services' environment, the engine's and the model are independent until the model's conversion.
-.PHONY: venv setup-vllm setup-sglang setup-all
+.PHONY: venv setup-all
 venv:
 	@scripts/setup.sh
-
-setup-vllm:
-	@scripts/prepare.sh vllm
-
-setup-sglang:
-	@scripts/prepare.sh vllm sglang
 
 setup-all:
 	@scripts/prepare.sh vllm sglang
 
 .PHONY: clean distclean
-clean:  ## Remove what runs left behind in this clone
-	@rm -rf .hintloop .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean:  ## Remove what the demo and the tests left behind; what `make up` keeps stays
+	@rm -rf .hintloop/demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-distclean: clean  ## Remove the environments and converted models too
-	@rm -rf .venv "$${XDG_CACHE_HOME:-$$HOME/.cache}/hintloop"
+distclean: clean  ## Remove everything made here: .hintloop with its checkpoints, .venv, every clone's engines and models
+	@rm -rf .hintloop .venv .hintloop-setup.lock "$${XDG_CACHE_HOME:-$$HOME/.cache}/hintloop"

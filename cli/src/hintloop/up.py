@@ -26,12 +26,14 @@ def run_up(
 ) -> None:
     """Start the stack, keep it until a signal, stop it. A signal is the usual end, so it is no failure."""
     flags = {"rollout.engine": engine} if engine else {}
-    options = StackOptions(Sources(files, settings, flags), cast(EngineName, prm_engine))
+    options = StackOptions(Sources(files, settings, flags), cast(EngineName, prm_engine), default_port=True)
     stacks: list[Stack] = []
     display = Display(Console())
 
     async def serve() -> None:
         async with started(state, options, display.process, stacks.append) as stack:
+            for note in stack.notes:
+                display.line(note)
             display.line(f"ready: point an OpenAI client at {stack.proxy_url}, model {_model(stack)!r}")
             display.line(f"Ctrl-C stops it; `hintloop status --state-dir {state_dir}` shows the funnel")
             await stack.while_alive(_show_funnel(stack, display))

@@ -104,6 +104,25 @@ def test_what_is_configured_stands_and_the_rest_is_decided(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_environment")
+def test_agents_find_the_proxy_on_its_default_port_or_are_told_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Sources().load()
+    default = loaded.config.proxy.port
+    taken: set[int] = set()
+    monkeypatch.setattr(ports, "is_free", lambda host, port: port not in taken)
+    plan = resolution.plan(loaded, tmp_path, "unix:///s", "vllm", default_port=True)
+    assert (plan.values["proxy"]["port"], plan.notes) == (default, [])
+    taken.add(default)
+    plan = resolution.plan(loaded, tmp_path, "unix:///s", "vllm", default_port=True)
+    other = plan.values["proxy"]["port"]
+    assert other != default
+    (note,) = plan.notes
+    assert f":{default}" in note
+    assert str(other) in note
+
+
+@pytest.mark.usefixtures("no_environment")
 def test_a_stack_attached_everywhere_starts_neither_engines_nor_redis(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text(

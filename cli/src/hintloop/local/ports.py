@@ -42,3 +42,11 @@ def require_free(host: str, port: int, field: str) -> int:
     if not is_free(host, port):
         raise CommandError(f"{field} = {port}: something already listens on {host}:{port}; end it or change the port")
     return port
+
+
+def choose_near(host: str, wanted: int, field: str) -> tuple[int, str]:
+    """``wanted``, which is ``field``'s default, when it is free, else another; and a note in the second case."""
+    if is_free(host, wanted):
+        return wanted, ""
+    port = choose(1, host)[0]
+    return port, f"{field}: something already listens on {host}:{wanted}, so {port} is taken instead"

@@ -60,6 +60,8 @@ class Plan:
     prm_engine: bool
     prm_engine_name: EngineName
     values: Values
+    notes: list[str] = field(default_factory=list)
+    """What a user should know of the decisions."""
 
 
 def has_gpu() -> bool:
@@ -69,8 +71,10 @@ def has_gpu() -> bool:
     return subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False, timeout=30).returncode == 0
 
 
-def plan(loaded: LoadedConfig, state_dir: Path, redis_url: str, prm_engine: EngineName) -> Plan:
-    """Decide what is not configured.
+def plan(
+    loaded: LoadedConfig, state_dir: Path, redis_url: str, prm_engine: EngineName, *, default_port: bool = False
+) -> Plan:
+    """Decide what is not configured. ``default_port``: the proxy listens on its default port when that is free.
 
     Raises:
         CommandError: a configured port is taken.
@@ -95,6 +99,11 @@ def plan(loaded: LoadedConfig, state_dir: Path, redis_url: str, prm_engine: Engi
             section, _, key = path.partition(".")
             ports.require_free(host, getattr(getattr(config, section), key), path)
         decide(path, next(free))
+    notes: list[str] = []
+    if default_port and "proxy.port" not in configured:
+        port, note = ports.choose_near(config.proxy.host, config.proxy.port, "proxy.port")
+        decide("proxy.port", port)
+        notes += [note] if note else []
     if redis:
         decide("redis.url", redis_url)
     if prm:
@@ -106,7 +115,7 @@ def plan(loaded: LoadedConfig, state_dir: Path, redis_url: str, prm_engine: Engi
     decide("proxy.spool_dir", str(state_dir / "spool"))
     # Written in any case: with it and the address of Redis, `hintloop status` finds the deployment.
     values.setdefault("policy", {})["name"] = config.policy.name
-    return Plan(redis, policy, prm, prm_engine, values)
+    return Plan(redis, policy, prm, prm_engine, values, notes)
 
 
 def with_model(values: Values, model_dir: Path) -> Values:

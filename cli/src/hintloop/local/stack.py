@@ -35,10 +35,14 @@ TRAINER_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What the user chose. ``prm_engine`` serves the frozen base model."""
+    """What the user chose. ``prm_engine`` serves the frozen base model.
+
+    ``default_port``: agents expect the proxy on its default port, so it is taken when it is free.
+    """
 
     sources: Sources
     prm_engine: EngineName = "vllm"
+    default_port: bool = False
 
 
 class Stack:
@@ -49,6 +53,7 @@ class Stack:
         self.options = options
         self.supervisor = Supervisor(state.logs, listener)
         self.listener = listener
+        self.notes: list[str] = []
         self._config: Config | None = None
         self._broker: Broker | None = None
         self._socket = redis_server.socket_path(state.path)
@@ -83,7 +88,14 @@ class Stack:
         """
         self.state.mark()
         loaded = self.options.sources.load()
-        plan = resolution.plan(loaded, self.state.path, f"unix://{self._socket}", self.options.prm_engine)
+        plan = resolution.plan(
+            loaded,
+            self.state.path,
+            f"unix://{self._socket}",
+            self.options.prm_engine,
+            default_port=self.options.default_port,
+        )
+        self.notes = plan.notes
         await self._prepare(plan)
         if plan.redis:
             await self.supervisor.start(redis_server.spec(self.state.path, self._socket))
