@@ -87,3 +87,50 @@ async def test_a_body_that_is_no_object_goes_to_the_engine(fake_engine: Any, pro
     async with proxy() as running:
         async with running.session.post(running.url + "/v1/chat/completions", data=b"[]") as response:
             assert response.status == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    "member",
+    ['"messages":' + "[" * 3000 + "]" * 3000, '"temperature":1' + "0" * 400],
+    ids=["deep", "digits"],
+)
+async def test_unreadable_body_is_400_and_counted(path: str, member: str, fake_engine: Any, proxy: Any) -> None:
+    if path != "/v1/chat/completions" and "temperature" in member:
+        pytest.skip("passed on as it is")
+    async with proxy() as running:
+        async with running.session.post(running.url + path, data=f"{{{member}}}".encode()) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+        metrics = await (await running.session.get(running.url + "/metrics")).text()
+    assert (error["type"], error["code"]) == ("invalid_request_error", "bad_request")
+    assert 'hintloop_proxy_refused_total{code="bad_request"} 1.0' in metrics
+    assert f'hintloop_proxy_requests_total{{path="{path}",status="400"}} 1.0' in metrics
+
+
+async def test_own_failure_is_said_in_the_apis_own_shape(
+    fake_engine: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: Any) -> None:
+        raise KeyError("a bug")
+
+    async with proxy() as running:
+        monkeypatch.setattr("hintloop_rollout_proxy.app.read_fields", fail)
+        status, data = await running.ask({"messages": []})
+        monkeypatch.undo()
+        metrics = await (await running.session.get(running.url + "/metrics")).text()
+    assert (status, json.loads(data)["error"]["code"]) == (500, "internal_error")
+    assert 'hintloop_proxy_requests_total{path="/v1/chat/completions",status="500"} 1.0' in metrics
+
+
+async def test_readiness_shows_a_task_that_died(fake_engine: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*words: Any) -> None:
+        raise RuntimeError("a bug in the writer")
+
+    monkeypatch.setattr("hintloop_rollout_proxy.writer.CaptureWriter.run", fail)
+    async with proxy() as running:
+        async with running.session.get(running.url + "/hintloop/ready") as response:
+            assert response.status == 503
+            state = await response.json()
+    assert state["tasks"]["writer"] == "failed: RuntimeError: a bug in the writer"
+    assert state["tasks"]["engine watch"] == "running"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
-from hintloop_rollout_proxy.request import read_fields, read_sampling, session_key, untrainable
+from hintloop_rollout_proxy.errors import BadRequestError
+from hintloop_rollout_proxy.request import check_numbers, read_fields, read_sampling, session_key, untrainable
 
 
 def fields_of(body: dict[str, Any]) -> Any:
@@ -70,3 +72,39 @@ def test_text_in_any_form_is_trainable() -> None:
 def test_no_object_has_no_fields() -> None:
     assert read_fields(b"[]") is None
     assert read_fields(b"{") is None
+
+
+@pytest.mark.parametrize(
+    ("member", "text"),
+    [
+        ("seed", "1" + "0" * 30),
+        ("top_k", "18446744073709551616"),
+        ("max_tokens", "18446744073709551616"),
+        ("max_completion_tokens", "-9223372036854775809"),
+        ("top_k", "2.5"),
+        ("temperature", '"0.7"'),
+        ("top_p", "1e999"),
+        ("temperature", "true"),
+        ("n", "1" + "0" * 30),
+        ("n", '"2"'),
+    ],
+)
+def test_numbers_that_cannot_be_recorded_are_not_trained(member: str, text: str) -> None:
+    fields = read_fields(f'{{"messages":[],"{member}":{text}}}'.encode())
+    assert fields is not None
+    reason = untrainable(fields)
+    assert reason is not None and reason.startswith(f"{member} = ")
+    msgspec.msgpack.encode(read_sampling(fields))
+
+
+def test_json_that_nests_too_deep_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="too deep"):
+        read_fields(b'{"messages":' + b"[" * 3000 + b"]" * 3000 + b"}")
+
+
+@pytest.mark.parametrize("member", ["temperature", "top_k", "seed", "presence_penalty"])
+def test_numbers_past_any_double_are_refused(member: str) -> None:
+    fields = read_fields(f'{{"{member}":1{"0" * 400}}}'.encode())
+    assert fields is not None
+    with pytest.raises(BadRequestError, match=f"{member} has 401 digits"):
+        check_numbers(fields)

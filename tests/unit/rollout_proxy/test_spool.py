@@ -69,3 +69,32 @@ def test_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpoolError, match="proxy.spool_dir"):
         open_spool(tmp_path / "file")
+
+
+def test_disk_that_fails_leaves_what_was_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = open_spool(tmp_path)
+    spool.append([b"before"])
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(spool_module.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            spool.append([b"half"])
+    assert spool.append([b"half", b"after"]) == 2
+    assert spool.num_bytes == sum(path.stat().st_size for path in spool.segments())
+    # Written twice is harmless, since an append happens once; lost would not be.
+    assert [record for record in everything(spool) if record != b"half"] == [b"before", b"after"]
+    assert b"half" in everything(spool)
+    spool.close()
+
+
+def test_set_aside_is_kept_and_no_longer_counts(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.append([b"odd"])
+    spool.seal()
+    (segment,) = spool.segments()
+    aside = spool.set_aside(segment)
+    assert spool.empty and not spool.segments() and b"odd" in aside.read_bytes()
+    spool.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hintloop_contract.config import parse_arguments
-from hintloop_contract.errors import ConfigError
+from hintloop_contract.errors import ConfigError, HintloopError
 
 
 def main() -> None:
@@ -28,6 +28,9 @@ def main() -> None:
     except ConfigError as error:
         sys.stderr.write(f"rollout-proxy: {error}\n")
         raise SystemExit(2) from None
+    except HintloopError as error:
+        sys.stderr.write(f"rollout-proxy: {error}\n")
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from hintloop_rollout_proxy.asgi import (
     Receive,
     Scope,
     Send,
+    Sending,
     read_body,
     send_body,
     send_refusal,
@@ -27,10 +28,11 @@ from hintloop_rollout_proxy.errors import (
     ClientGoneError,
     EngineTimeoutError,
     EngineUnreachableError,
+    InternalError,
     PathRefusedError,
     RefusedError,
 )
-from hintloop_rollout_proxy.request import read_fields
+from hintloop_rollout_proxy.request import check_numbers, read_fields
 from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
 
 #: Served without capture for now, and counted.
@@ -74,15 +76,24 @@ class ProxyApp:
             raise NotImplementedError(f"ASGI scope {scope['type']!r} is not served")
         path, method = scope["path"], scope["method"]
         metrics_ = self._deps.metrics
+        client = Sending(send)
         metrics_.in_flight.inc()
         status = 499
         try:
-            status = await self._route(path, method, scope, receive, send)
+            status = await self._route(path, method, scope, receive, client)
         except RefusedError as error:
             status = error.status
-            await send_refusal(send, error)
+            metrics_.refused.labels(error.code).inc()
+            await send_refusal(client, error)
         except ClientGoneError:
             pass
+        except Exception as error:
+            status = InternalError.status
+            log.exception("request failed", path=path)
+            if client.started:
+                raise
+            metrics_.refused.labels(InternalError.code).inc()
+            await send_refusal(client, InternalError(f"the proxy failed at this request: {type(error).__name__}"))
         finally:
             metrics_.in_flight.dec()
             known = path if path in ALLOWED or path.startswith(("/hintloop/", "/metrics")) else "other"
@@ -101,6 +112,7 @@ class ProxyApp:
         if path == chat.PATH and method == "POST":
             fields = read_fields(body)
             if fields is not None:
+                check_numbers(fields)
                 return await self._chat.serve(client, scope["headers"], headers, body, fields, receive, send)
         if path in GENERATING or path == chat.PATH:
             self._deps.metrics.uncaptured.labels(path).inc()
@@ -115,8 +127,9 @@ class ProxyApp:
             await send_whole(send, 200, JSON_HEADERS, b'{"status":"ok"}')
             return 200
         if path == "/hintloop/ready":
-            status = 200 if deps.watch.ready else 503
-            document = {"ready": deps.watch.ready, "engines": deps.watch.describe()}
+            ready = deps.watch.ready and deps.background.running
+            status = 200 if ready else 503
+            document = {"ready": ready, "engines": deps.watch.describe(), "tasks": deps.background.describe()}
             await send_whole(send, status, JSON_HEADERS, msgspec.json.encode(document))
             return status
         raise PathRefusedError(f"{path} is no route of the proxy; there are /hintloop/health and /hintloop/ready")
@@ -216,5 +229,5 @@ def rename_models(data: bytes, public_model: str) -> bytes:
         models = document["data"] if isinstance(document.get("data"), list) else [document]
         models[0]["id"] = public_model
         return msgspec.json.encode(document)
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError):
+    except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return data

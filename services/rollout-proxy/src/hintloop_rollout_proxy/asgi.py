@@ -71,6 +71,20 @@ async def send_refusal(send: Send, error: RefusedError) -> None:
     await send_whole(send, error.status, JSON_HEADERS, error.body())
 
 
+class Sending:
+    """A ``send`` that remembers whether the answer began."""
+
+    def __init__(self, send: Send) -> None:
+        """Send by ``send``."""
+        self.started = False
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        """Send one message."""
+        self.started = True
+        await self._send(message)
+
+
 class DisconnectWatch:
     """Cancels the task that answers as soon as the client is gone, so that the engine stops generating.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hintloop_contract.config.schema import Config
 
+from hintloop_rollout_proxy.background import Background
 from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.engines.dialect import Dialect
 from hintloop_rollout_proxy.flight import InFlight
@@ -32,3 +33,4 @@ class ProxyDeps:
     writer: CaptureWriter
     metrics: ProxyMetrics
     engine_key: str | None
+    background: Background

@@ -23,6 +23,18 @@ class RefusedError(RolloutProxyError):
         return msgspec.json.encode({"error": error})
 
 
+class BadRequestError(RefusedError):
+    """The body cannot be read; the message says what about it."""
+
+
+class InternalError(RefusedError):
+    """The proxy failed at a request; its log says how."""
+
+    status = 500
+    kind = "server_error"
+    code = "internal_error"
+
+
 class UnauthorizedError(RefusedError):
     """The client's key is missing or unknown."""
 
@@ -64,6 +76,10 @@ class EngineTimeoutError(RefusedError):
 
 class ClientGoneError(RolloutProxyError):
     """The client closed the connection before it had sent its request."""
+
+
+class BackgroundError(RolloutProxyError):
+    """A task that must run as long as the server ended; the message names it."""
 
 
 class ProbeError(RolloutProxyError):

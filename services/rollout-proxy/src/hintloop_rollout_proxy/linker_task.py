@@ -148,7 +148,7 @@ class LinkerTask:
             self._pending[entry.turn_id] = entry
             try:
                 self._todo.extend(self._linker.feed(entry.message))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - one capture, whatever is wrong with it
                 await self._bury(entry, error)
 
     async def _bury(self, entry: Entry[Any], error: Exception) -> None:
@@ -194,7 +194,7 @@ class LinkerTask:
                     await self._drop(decision.turn_id, decision.reason, decision.detail)
             except DependencyError:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - one turn, whatever is wrong with it
                 if (entry := self._pending.get(decision.turn_id)) is not None:
                     await self._bury(entry, error)
             self._todo.popleft()

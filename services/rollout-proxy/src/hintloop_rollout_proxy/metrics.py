@@ -18,6 +18,12 @@ class ProxyMetrics:
             "hintloop_proxy_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
         )
         self.in_flight = Gauge("hintloop_proxy_in_flight", "Requests being answered.", registry=registry)
+        self.refused = Counter(
+            "hintloop_proxy_refused",
+            "Requests that the proxy answered with an error of its own.",
+            ["code"],
+            registry=registry,
+        )
         self.captured = Counter("hintloop_proxy_captured", "Captures by status.", ["status"], registry=registry)
         self.problems = Counter("hintloop_proxy_problems", "Captures with a problem.", ["reason"], registry=registry)
         self.uncaptured = Counter(
@@ -26,6 +32,15 @@ class ProxyMetrics:
         self.lost = Counter("hintloop_proxy_lost", "Captures lost, by cause.", ["cause"], registry=registry)
         self.spooled = Counter("hintloop_proxy_spooled", "Captures written to the disk spool.", registry=registry)
         self.spool_bytes = Gauge("hintloop_proxy_spool_bytes", "Bytes in the disk spool.", registry=registry)
+        self.spool_torn = Counter(
+            "hintloop_proxy_spool_torn", "Spool segments that ended in an unfinished record.", registry=registry
+        )
+        self.spool_undecodable = Counter(
+            "hintloop_proxy_spool_undecodable", "Spooled records that could not be decoded.", registry=registry
+        )
+        self.spool_away = Counter(
+            "hintloop_proxy_spool_away", "Times that the disk spool could not be used.", registry=registry
+        )
         self.queue = Gauge("hintloop_proxy_queue", "Captures waiting to be written.", registry=registry)
         self.first_byte = Histogram(
             "hintloop_proxy_first_byte_seconds",

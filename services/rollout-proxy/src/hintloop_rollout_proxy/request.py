@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 from hintloop_contract.messages import Sampling
 
-from hintloop_rollout_proxy.engines.dialect import ABSENT, Fields
+from hintloop_rollout_proxy.engines.dialect import ABSENT, NULL, Fields
+from hintloop_rollout_proxy.errors import BadRequestError
 
 #: Headers that name a session, in order of preference. ``thread-id`` tells sub-agents of one session apart.
 SESSION_HEADERS = (b"x-session-id", b"session-id", b"x-session-affinity")
@@ -35,6 +36,9 @@ _GRAMMARS = (
     "vllm_xargs",
     "custom_logit_processor",
 )
+_FLOATS = ("temperature", "top_p", "min_p")
+_INTEGERS = ("top_k", "max_tokens", "max_completion_tokens", "seed")
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 _TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "thinking")
 
 
@@ -51,11 +55,32 @@ _contents_decoder = msgspec.json.Decoder(list[_Content])
 
 
 def read_fields(body: bytes) -> Fields | None:
-    """The body's top-level members, or ``None`` when it is no JSON object."""
+    """The body's top-level members, or ``None`` when it is no JSON object.
+
+    Raises:
+        BadRequestError: it nests deeper than can be read.
+    """
     try:
         return _fields_decoder.decode(body)
     except msgspec.DecodeError:
         return None
+    except RecursionError:
+        raise too_deep() from None
+
+
+def too_deep() -> BadRequestError:
+    """The error for JSON that nests deeper than can be read."""
+    return BadRequestError("the body nests too deep to be read; send flatter JSON")
+
+
+def check_numbers(fields: Fields) -> None:
+    """Raise ``BadRequestError`` when a number that an engine would read is no double."""
+    for name in (*_FLOATS, *_INTEGERS, *_PENALTIES):
+        try:
+            _number(fields, name)
+        except OverflowError:
+            digits = len(bytes(fields[name]))
+            raise BadRequestError(f"{name} has {digits} digits, which no engine reads; send a smaller number") from None
 
 
 def value_of(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
@@ -67,6 +92,8 @@ def value_of(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:
         return None
+    except RecursionError:
+        raise too_deep() from None
 
 
 def session_key(fields: Fields, headers: Mapping[bytes, bytes]) -> str | None:
@@ -94,7 +121,21 @@ def _number(fields: Fields, name: str) -> float | None:
 
 def _integer(fields: Fields, name: str) -> int | None:
     value = value_of(fields, name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    whole = isinstance(value, int) and not isinstance(value, bool) and INT64_MIN <= value <= INT64_MAX
+    return value if whole else None
+
+
+def odd_sampling(fields: Fields) -> str | None:
+    """What a sampling parameter says that cannot be recorded as the number it is, or ``None``."""
+    for name in (*_FLOATS, *_INTEGERS):
+        raw = bytes(fields.get(name, ABSENT))
+        if raw in (b"", NULL):
+            continue
+        found = _number(fields, name) if name in _FLOATS else _integer(fields, name)
+        if found is None:
+            kind = "a number" if name in _FLOATS else "an integer of 64 bits"
+            return f"{name} = {raw[:40].decode(errors='replace')} is not {kind}"
+    return None
 
 
 def read_sampling(fields: Fields) -> Sampling:
@@ -129,9 +170,12 @@ def is_constrained(fields: Fields) -> bool:
 
 def untrainable(fields: Fields) -> str | None:
     """Why a request is served but never trained, or ``None``."""
-    choices = value_of(fields, "n")
-    if isinstance(choices, int) and choices > 1:
-        return f"n = {choices}: only single choices are trained"
+    choices = bytes(fields.get("n", ABSENT))
+    if choices not in (b"", NULL, b"1"):
+        return f"n = {choices[:40].decode(errors='replace')}: only single choices are trained"
+    odd = odd_sampling(fields)
+    if odd is not None:
+        return odd
     if value_of(fields, "echo"):
         return "echo = true: the answer repeats the prompt"
     raw = bytes(fields.get("messages", ABSENT))
@@ -139,6 +183,8 @@ def untrainable(fields: Fields) -> str | None:
         contents = _contents_decoder.decode(raw) if raw else []
     except msgspec.DecodeError:
         return "messages are not of a known shape"
+    except RecursionError:
+        raise too_deep() from None
     for message in contents:
         for part in message.content if isinstance(message.content, list) else ():
             if isinstance(part, _Part) and part.type not in _TEXT_PARTS:

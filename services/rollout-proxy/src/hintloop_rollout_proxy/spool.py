@@ -5,6 +5,7 @@ Owns files and their bound; what a record means is the writer's business. All me
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -18,6 +19,7 @@ from hintloop_rollout_proxy.errors import SpoolError
 _HEADER = struct.Struct("<II")  # length, CRC-32
 SEGMENT_BYTES = 16 * 1024 * 1024
 SUFFIX = ".spool"
+ASIDE_SUFFIX = ".undecodable"
 
 
 class Spool:
@@ -67,7 +69,24 @@ class Spool:
         return sorted(self._directory.glob(f"*{SUFFIX}"))
 
     def append(self, records: Sequence[bytes]) -> int:
-        """Write ``records`` and fsync once; the number that fitted under the bound (a prefix of them)."""
+        """Write ``records`` and fsync once; the number that fitted under the bound (a prefix of them).
+
+        Raises:
+            OSError: the disk takes nothing; some of ``records`` may have been written all the same.
+        """
+        try:
+            return self._append(records)
+        except OSError:
+            # What was half written ends this segment; the next record begins another.
+            segment, self._segment = self._segment, None
+            if segment is not None:
+                with contextlib.suppress(OSError):
+                    segment.close()
+            with contextlib.suppress(OSError):
+                self.num_bytes = sum(path.stat().st_size for path in self.segments())
+            raise
+
+    def _append(self, records: Sequence[bytes]) -> int:
         taken = 0
         for record in records:
             size = _HEADER.size + len(record)
@@ -118,6 +137,13 @@ class Spool:
         """Delete a replayed segment."""
         self.num_bytes -= segment.stat().st_size
         segment.unlink()
+
+    def set_aside(self, segment: Path) -> Path:
+        """Keep a segment that cannot be replayed under another name, where it no longer counts; the new path."""
+        aside = segment.with_suffix(ASIDE_SUFFIX)
+        self.num_bytes -= segment.stat().st_size
+        segment.rename(aside)
+        return aside
 
     def close(self) -> None:
         """Seal and give the directory up."""

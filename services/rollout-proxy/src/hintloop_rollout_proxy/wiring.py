@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Any
 
 import structlog
@@ -16,10 +16,11 @@ from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_contract.redis_broker import RedisBroker, connect
 
 from hintloop_rollout_proxy.app import make_app
+from hintloop_rollout_proxy.background import Background
 from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.deps import ProxyDeps
 from hintloop_rollout_proxy.engines import dialect_of
-from hintloop_rollout_proxy.errors import SpoolError
+from hintloop_rollout_proxy.errors import BackgroundError, SpoolError
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.gate import Gate
 from hintloop_rollout_proxy.linker_task import LinkerTask
@@ -61,6 +62,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             writer=writer,
             metrics=metrics,
             engine_key=engine_key if gate.checks_keys else None,
+            background=Background(),
         )
     finally:
         await session.close()
@@ -72,23 +74,24 @@ async def running(deps: ProxyDeps) -> AsyncIterator[None]:
     with contextlib.suppress(DependencyError):
         await deps.clock.measure()
         await deps.versions.read()
-    loops = [deps.clock.run(), deps.versions.run(), deps.flight.run(), deps.watch.run()]
-    tasks = [_start(loop) for loop in loops]
-    writing = _start(deps.writer.run())
+    start = deps.background.start
+    tasks = [
+        start("clock", deps.clock.run()),
+        start("versions", deps.versions.run()),
+        start("flight", deps.flight.run()),
+        start("engine watch", deps.watch.run()),
+    ]
+    writing = start("writer", deps.writer.run())
     try:
         yield
     finally:
         deps.writer.close()
-        await writing
+        await asyncio.wait({writing})
+        if writing.cancelled() or writing.exception() is not None:
+            await deps.writer.rescue()
         with contextlib.suppress(DependencyError):
             await deps.flight.register()
         await _end(tasks)
-
-
-def _start(loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    task = asyncio.create_task(loop)
-    task.add_done_callback(_report)
-    return task
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
@@ -98,12 +101,6 @@ async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
         for task in open_tasks:
             task.cancel()
         _, open_tasks = await asyncio.wait(open_tasks, timeout=0.5)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A background task that fails is a bug; it is said aloud, not swallowed."""
-    if not task.cancelled() and task.exception() is not None:
-        log.error("background task failed", task=str(task.get_coro()), exc_info=task.exception())
 
 
 class ProxyServer(uvicorn.Server):
@@ -152,6 +149,7 @@ async def serve(config: Config, *, with_linker: bool) -> None:
 
     Raises:
         ConfigError: the spool cannot be used, or Redis could lose messages (``redis.check_durability``).
+        BackgroundError: the linker, the writer or another background task ended by itself.
     """
     client = connect(config.redis.url.get_secret_value())
     broker = RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
@@ -161,20 +159,28 @@ async def serve(config: Config, *, with_linker: bool) -> None:
     try:
         await check_redis(config, broker)
         async with make_deps(config, broker) as deps, running(deps):
-            server = make_server(deps)
-            serving = asyncio.create_task(server.serve())
-            linking = _start(LinkerTask(broker, config, deps.metrics).run(stop)) if with_linker else None
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stop.set()
-            server.should_exit = True
-            await serving
-            if linking is not None:
-                await linking
+            linker = LinkerTask(broker, config, deps.metrics) if with_linker else None
+            await _serve_until(stop, deps, linker)
     except SpoolError as error:
         raise ConfigError(str(error)) from error
     finally:
         await broker.close()
+
+
+async def _serve_until(stop: asyncio.Event, deps: ProxyDeps, linker: LinkerTask | None) -> None:
+    """Serve until ``stop``; raises ``BackgroundError`` when a background task ended before."""
+    server = make_server(deps)
+    serving = asyncio.create_task(server.serve())
+    linking = {deps.background.start("linker", linker.run(stop))} if linker is not None else set()
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping, *deps.background.tasks}, return_when=asyncio.FIRST_COMPLETED)
+    ended = [f"{name} {state}" for name, state in deps.background.describe().items() if state != "running"]
+    stop.set()
+    server.should_exit = True
+    await asyncio.wait({serving, stopping, *linking})
+    await serving
+    if ended:
+        raise BackgroundError(f"the proxy ends because a background task did: {'; '.join(ended)}")
 
 
 async def check_redis(config: Config, broker: RedisBroker) -> None:

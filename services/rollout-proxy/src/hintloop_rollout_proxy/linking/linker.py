@@ -219,6 +219,7 @@ def scope_of(capture: Capture, transcript: Transcript) -> Scope:
     """
     key = capture.session_key
     frame = f"frame:{transcript.frame.hex()}"
+    own: tuple[str, ...]
     if key is None:
         own = (frame,)
     elif key.startswith(NARROWING_KEYS):

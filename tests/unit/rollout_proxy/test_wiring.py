@@ -1,0 +1,38 @@
+"""How the process ends: by a signal, or because a task that it needs ended."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_rollout_proxy import wiring
+from hintloop_rollout_proxy.errors import BackgroundError
+
+from .conftest import FakeEngine, make_config
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("task", ["linker_task.LinkerTask", "writer.CaptureWriter"])
+async def test_a_task_that_dies_ends_the_process(
+    task: str, fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*words: Any) -> None:
+        await asyncio.sleep(0.2)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(f"hintloop_rollout_proxy.{task}.run", fail)
+    broker = MemoryBroker()
+    monkeypatch.setattr(wiring, "RedisBroker", lambda *words, **named: broker)
+    config = make_config(fake_engine, tmp_path, redis={"check_durability": False}, proxy={"port": free_port()})
+    async with asyncio.timeout(20):
+        with pytest.raises(BackgroundError, match="failed: RuntimeError: a bug"):
+            await wiring.serve(config, with_linker=True)
