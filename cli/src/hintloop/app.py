@@ -1,129 +1,42 @@
-"""The command line: options in, exit codes out. What a command does stands in its own module."""
+"""The entry point: runs the command line and turns what comes out of it into a message and an exit code.
+
+Imports nothing at its top that takes time: a Ctrl-C while the rest loads must end as one later does.
+"""
 
 from __future__ import annotations
 
-import enum
-import signal
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import typer
-from hintloop_contract.errors import HintloopError
-from rich.console import Console
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-config_app = typer.Typer(no_args_is_help=True)
-app.add_typer(config_app, name="config", help="The configuration.")
-
-
-class Engine(enum.StrEnum):
-    """Engines that can be started on this machine."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-
-
-class Method(enum.StrEnum):
-    """Learning methods of the demo."""
-
-    OPD = "opd"
-    BINARY = "binary"
-    COMBINE = "combine"
-    TOPK = "topk"
-
-
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("--config", "--overlay", help="config.toml, then overlays; the last one wins.", show_default=False),
-]
-Settings = Annotated[list[Path] | None, typer.Option("--settings", help="settings.json.", show_default=False)]
-StatePath = Annotated[Path, typer.Option("--state-dir", help="Where the stack keeps what it writes.")]
-PrmEngine = Annotated[Engine, typer.Option("--prm-engine", help="Engine that serves the frozen base model.")]
-
-
-@app.command()
-def up(
-    files: Files = None,
-    settings: Settings = None,
-    engine: Annotated[Engine | None, typer.Option(help="Policy engine; `rollout.engine` when not given.")] = None,
-    prm_engine: PrmEngine = Engine.VLLM,
-    state_dir: StatePath = Path(".hintloop"),
-) -> None:
-    """Start the whole local stack and keep it running until Ctrl-C."""
-    from hintloop.up import run_up
-
-    run_up(files or [], settings or [], engine.value if engine else None, prm_engine.value, state_dir)
-
-
-@app.command()
-def status(
-    state_dir: StatePath = Path(".hintloop"),
-    files: Files = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
-) -> None:
-    """Show what became of every captured turn, and the weights' versions."""
-    from hintloop.status import run_status
-
-    run_status(state_dir, files or [], as_json=as_json)
-
-
-@config_app.command("show")
-def config_show(
-    files: Files = None,
-    settings: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
-) -> None:
-    """Print the resolved configuration and where each value came from, secrets masked."""
-    from hintloop.config_show import run_config_show
-
-    run_config_show(files or [], settings or [], as_json=as_json)
-
-
-@app.command()
-def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 8,
-    method: Annotated[Method, typer.Option(help="Learning method.")] = Method.OPD,
-    engine: Annotated[Engine, typer.Option(help="Policy engine.")] = Engine.VLLM,
-    prm_engine: PrmEngine = Engine.VLLM,
-    eval_prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with prompt and topic instead of the held-out prompts.")
-    ] = None,
-    state_dir: StatePath = Path(".hintloop/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of the scripted user.")] = 0,
-    step_timeout: Annotated[float, typer.Option(min=1, help="Most seconds for one optimizer step.")] = 300.0,
-) -> None:
-    """Watch a model learn from its user's complaints: the whole loop on this machine."""
-    from hintloop.demo.options import DemoOptions
-    from hintloop.demo.run import run_demo
-
-    run_demo(
-        DemoOptions(
-            steps=steps,
-            method=method.value,
-            engine=engine.value,
-            prm_engine=prm_engine.value,
-            eval_prompts=eval_prompts,
-            state_dir=state_dir,
-            seed=seed,
-            step_timeout_s=step_timeout,
-        )
-    )
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Console entry point. 1 for a failure, 2 for a wrong call, 128 + signal when interrupted."""
-    from hintloop_contract.errors import ConfigError
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
 
-    from hintloop.errors import CommandError
-    from hintloop.local.signals import InterruptedRunError
+
+def _run() -> int:
+    """Run the command that was called; the exit code."""
+    import signal
 
     # Whoever started us may have SIGINT ignored (a shell's background job); Ctrl-C must work all the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    from hintloop_contract.errors import ConfigError, HintloopError
+    from rich.console import Console
+
+    from hintloop.commands import app
+    from hintloop.errors import CommandError
+    from hintloop.local.signals import InterruptedRunError
+
     try:
         app()
     except InterruptedRunError as interrupted:
-        sys.exit(128 + interrupted.number)
+        return 128 + interrupted.number
     except HintloopError as error:
         Console(stderr=True).print(f"hintloop: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2 if isinstance(error, CommandError | ConfigError) else 1)
+        return 2 if isinstance(error, CommandError | ConfigError) else 1
+    return 0

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hintloop.app import app
+from hintloop.commands import app
 from hintloop.demo.options import DemoOptions, overlay
 from hintloop.local import resolution
 from hintloop_contract.config import load_config

@@ -2,7 +2,10 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from hintloop import funnel
@@ -60,3 +63,23 @@ def test_a_signal_lets_the_run_clean_up_and_a_second_one_hurries(number: signal.
     assert caught.value.number == number
     assert seen == ["hurry", "cleaned up"]
     assert signal.getsignal(number) in (before, signal.SIG_DFL, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("module", ["typer", "hintloop.commands", "hintloop.demo.run"])
+def test_ctrl_c_while_the_command_still_loads_ends_as_it_does_later(module: str) -> None:
+    """The signal comes in the middle of an import, as it does in the first moments of a command."""
+    program = f"""
+        import os, signal, sys
+
+        class Interrupting:
+            def find_spec(self, name, path=None, target=None):
+                if name == {module!r}:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        sys.meta_path.insert(0, Interrupting())
+        sys.argv = ["hintloop", "demo", "--eval-prompts", "/nowhere"]
+        from hintloop.app import main
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
