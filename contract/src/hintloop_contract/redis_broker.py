@@ -59,15 +59,17 @@ def _available(
 
 def connect(url: str, *, max_connections: int = 32) -> Redis:
     """A client whose pool waits for a free connection instead of failing."""
+    # A unix socket knows no keep-alive, and redis-py refuses the option there.
+    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
         timeout=30,
         socket_connect_timeout=5,
         health_check_interval=15,
-        socket_keepalive=True,
         protocol=2,  # replies are read in this shape, whatever the client's default becomes
         socket_timeout=None,  # redis-py 8.1 loses a task's cancellation when its read timeout is on
+        **keepalive,
     )
     return Redis.from_pool(pool)
 
