@@ -20,7 +20,8 @@ from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import objective_from
 from hintloop_trainer.publish.probe import probe_ids
-from hintloop_trainer.publish.protocol import Release, verify
+from hintloop_trainer.publish.release import Release
+from hintloop_trainer.publish.verification import Verifier
 from hintloop_trainer.wiring import engine_controls, make_publisher
 
 pytestmark = pytest.mark.engine
@@ -87,13 +88,13 @@ async def check_publishing(engine: Any, layout: Layout, folder: Path) -> None:
         await publisher.publish(base)
         assert await control.version() == 1
         with pytest.raises(PublishError, match="probe"):
-            await verify(control, changed, 1e-3)
+            await Verifier(1e-3).verify(control, changed)
 
         # An answer that is being made goes on across the update, and is not cut.
         answer = asyncio.create_task(stream_long_answer(engine.base_url, engine.name))
         await asyncio.sleep(1.0)
         await publisher.publish(changed)
-        assert await verify(control, changed, 1e-3) < 1e-4
+        assert await Verifier(1e-3).verify(control, changed) < 1e-4
         assert await answer == (96, "length")
         assert await broker.weights() == WeightsState(current=2, updating=None)
         assert await broker.get_status("engines") == {engine.base_url: "2"}
@@ -104,14 +105,14 @@ async def check_publishing(engine: Any, layout: Layout, folder: Path) -> None:
         await control.resume()
         await publisher.reconcile()
         assert await control.version() == 2
-        await verify(control, changed, 1e-3)
+        await Verifier(1e-3).verify(control, changed)
 
         # Whoever tests after this finds the base weights.
         restored = Release(3, base.directory, base.probe_ids, base.probe_scores)
         await control.pause()
         await control.replace(engine.model_dir, restored.version)
         await control.resume()
-        await verify(control, restored, 1e-3)
+        await Verifier(1e-3).verify(control, restored)
 
 
 async def test_vllm_serves_what_was_published(vllm_policy: Any, layout: Layout, tmp_path: Path) -> None:

@@ -57,7 +57,11 @@ class FakeEngine:
     @web.middleware
     async def _record(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls.append(request.path)
-        return self.fail.get(request.path) or await handler(request)
+        failure = self.fail.get(request.path)
+        if failure is None:
+            return await handler(request)
+        # A response can be sent once only.
+        return web.Response(status=failure.status, body=failure.body, content_type=failure.content_type)
 
     def take(self, directory: str) -> None:
         self.directory = directory

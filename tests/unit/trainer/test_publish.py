@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from aiohttp.test_utils import TestServer
 from hintloop_contract.broker import WeightsState
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.testing.memory import MemoryBroker
-from hintloop_trainer.errors import PublishError
+from hintloop_trainer.errors import EngineAwayError, PublishError
+from hintloop_trainer.publish import protocol
 from hintloop_trainer.publish.engines import EngineHttp
-from hintloop_trainer.publish.protocol import Publisher, Release
+from hintloop_trainer.publish.protocol import Publisher
+from hintloop_trainer.publish.reconciler import reconcile_forever
+from hintloop_trainer.publish.release import Release
 from hintloop_trainer.publish.sglang import SglangControl
 from hintloop_trainer.publish.vllm import VllmControl
 
@@ -133,17 +137,194 @@ async def test_an_engine_that_restarted_is_brought_back(site: Site, engine: Fake
     assert len(engine.calls) == 1
 
 
-async def test_old_versions_go_unless_an_engine_reports_them(site: Site, engine: FakeEngine) -> None:
-    for version in range(1, 5):
-        await site.publisher.publish(site.release(version))
-    assert sorted(path.name for path in site.folder.glob("[0-9]*")) == ["3", "4"]
+async def test_an_engine_that_fails_the_probe_is_never_taken_for_current(site: Site, engine: FakeEngine) -> None:
+    await site.publisher.publish(site.release(1))
+    right = engine.scorer
+    engine.version, engine.scorer = "default", lambda ids: [-2.0] * (len(ids) - 1)
+    for _ in range(2):
+        engine.calls.clear()
+        await site.publisher.reconcile()
+        # It says that it has the version, for that was set before its probe failed.
+        assert engine.version == "1"
+        assert any("pause" in call for call in engine.calls)
+        state = await site.broker.weights()
+        assert state.current == 1 and state.updating is not None and state.updating > 1
+    engine.scorer = right
+    for _ in range(2):
+        assert (await site.broker.weights()).updating is not None
+        await site.publisher.reconcile()
+    assert await site.broker.weights() == WeightsState(current=1, updating=None)
 
 
-async def test_a_vllm_without_the_extension_is_asked_for_its_own_reload(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_answers_begun_before_a_repair_ended_keep_counting_as_mixed(site: Site, engine: FakeEngine) -> None:
+    await site.publisher.publish(site.release(1))
+    await site.broker.inflight_add("turn", await site.broker.time_ms())
+    engine.version = "default"
+    for _ in range(3):
+        await site.publisher.reconcile()
+    assert (await site.broker.weights()).updating is not None
+    await site.broker.inflight_remove("turn")
+    await site.publisher.reconcile()
+    assert (await site.broker.weights()).updating is None
+
+
+async def test_a_failed_publish_brings_the_engines_back(site: Site, engine: FakeEngine) -> None:
+    await site.publisher.publish(site.release(1))
+    with pytest.raises(PublishError, match="probe"):
+        await site.publisher.publish(site.release(2, [-1.5, -1.5]))
+    assert (engine.version, engine.directory) == ("1", str(site.folder / "1"))
+    assert (await site.broker.weights()) == WeightsState(current=1, updating=2)
+    for _ in range(2):
+        await site.publisher.reconcile()
+    assert (await site.broker.weights()) == WeightsState(current=1, updating=None)
+
+
+async def test_a_restarted_trainer_knows_the_way_back(site: Site, engine: FakeEngine) -> None:
+    await site.publisher.publish(site.release(1))
+    later = Publisher(site.broker, [site.control], weights_dir=site.folder, tolerance=1e-3, keep_versions=2)
+    await later.restore()
+    with pytest.raises(PublishError, match="probe"):
+        await later.publish(site.release(2, [-1.5, -1.5]))
+    assert (engine.version, engine.directory) == ("1", str(site.folder / "1"))
+    assert (await site.broker.weights()) == WeightsState(current=1, updating=2)
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+async def test_a_resume_that_fails_is_tried_again(
+    site: Site, engine: FakeEngine, failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "RESUME_WAIT_S", 0.01)
+    resume, tries = site.control.resume, 0
+
+    async def unsteady() -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= failures:
+            raise PublishError(site.control.url, "/resume", "HTTP 500")
+        await resume()
+
+    monkeypatch.setattr(site.control, "resume", unsteady)
+    await site.publisher.publish(site.release(1))
+    assert not engine.paused
+
+
+async def test_an_engine_left_paused_is_resumed_by_the_reconciler(site: Site, engine: FakeEngine) -> None:
+    await site.publisher.publish(site.release(1))
+    for path in ("/resume", "/continue_generation"):
+        engine.fail[path] = web.Response(status=500)
+    with pytest.raises(PublishError):
+        await site.publisher.publish(site.release(2))
+    assert engine.paused
+    engine.fail.clear()
+    await site.publisher.reconcile()
+    assert not engine.paused
+    assert engine.version == "1"
+
+
+@pytest.mark.parametrize("answer", [web.json_response(None), web.json_response([1]), web.json_response({})])
+async def test_an_answer_of_another_form_is_a_failed_publish(answer: web.Response, tmp_path: Path) -> None:
+    engine = FakeEngine()
+    for path in ("/weight_info", "/model_info", "/v1/models", "/v1/completions", "/generate"):
+        engine.fail[path] = answer
+    async with TestServer(engine.app()) as server, aiohttp.ClientSession() as session:
+        for make in CONTROLS.values():
+            control = make(EngineHttp(session, str(server.make_url("")).rstrip("/"), "", 5.0))
+            with pytest.raises(PublishError, match="unexpected answer"):
+                await control.score(IDS)
+
+
+async def test_reconciling_goes_on_after_what_no_one_foresaw(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, looks = asyncio.Event(), 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise KeyError("choices")
+        stop.set()
+
+    monkeypatch.setattr(site.publisher, "reconcile", look)
+    await asyncio.wait_for(reconcile_forever(site.publisher, 0.01, stop), 5)
+    assert looks == 2
+
+
+async def test_a_version_is_above_all_that_is_on_disk(site: Site) -> None:
+    site.release(41)
+    assert await site.publisher.take_version() == 42
+    assert await site.publisher.take_version(above=50) == 51
+
+
+class Partitioned:
+    """An engine that may be cut off, and keeps what it serves meanwhile."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.away = False
+        self.serves: int | None = None
+
+    async def _reach(self) -> None:
+        if self.away:
+            raise EngineAwayError(self.url, "/", "cut off")
+
+    async def pause(self) -> None:
+        await self._reach()
+
+    async def replace(self, directory: Path, version: int) -> None:
+        await self._reach()
+        self.serves = version
+
+    async def resume(self) -> None:
+        await self._reach()
+
+    async def version(self) -> int | None:
+        await self._reach()
+        return self.serves
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        await self._reach()
+        return [-1.0] * (len(token_ids) - 1)
+
+
+async def test_old_versions_go_unless_an_engine_was_last_seen_with_them(tmp_path: Path) -> None:
+    one, two = Partitioned("http://one"), Partitioned("http://two")
+    broker = MemoryBroker()
+    publisher = Publisher(broker, [one, two], weights_dir=tmp_path, tolerance=1e-3, keep_versions=2)
+
+    async def publish(version: int) -> list[str]:
+        (tmp_path / str(version)).mkdir()
+        await publisher.publish(Release(version, tmp_path / str(version), IDS, [-1.0, -1.0]))
+        return kept()
+
+    def kept() -> list[str]:
+        return sorted(path.name for path in tmp_path.glob("[0-9]*"))
+
+    assert await publish(1) == ["1"]
+    two.away = True
+    assert [await publish(version) for version in (2, 3, 4)][-1] == ["1", "3", "4"]
+    assert await broker.get_status("engines") == {"http://one": "4", "http://two": ""}
+    two.away = False
+    await publisher.reconcile()
+    assert two.serves == 4
+    assert await publish(5) == ["4", "5"]
+    await broker.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "methods"),
+    [
+        ("Method 'hintloop_reload' is not implemented.", ["hintloop_reload", "reload_weights"]),
+        ("Call to collective_rpc method failed: out of memory", ["hintloop_reload"]),
+    ],
+)
+async def test_only_a_vllm_without_the_extension_is_asked_for_its_own_reload(
+    engine: FakeEngine, tmp_path: Path, message: str, methods: list[str]
+) -> None:
     async def only_plain(request: web.Request) -> web.Response:
         method = (await request.json())["method"]
         engine.calls.append(method)
-        return web.Response(status=500) if method == "hintloop_reload" else web.json_response({"results": [None]})
+        if method == "hintloop_reload":
+            return web.json_response({"error": {"message": message}}, status=500)
+        return web.json_response({"results": [None]})
 
     app = web.Application()
     app.router.add_post("/collective_rpc", only_plain)
@@ -151,6 +332,10 @@ async def test_a_vllm_without_the_extension_is_asked_for_its_own_reload(engine: 
     app.router.add_post("/update_weight_version", engine._name)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         control = VllmControl(EngineHttp(session, str(server.make_url("")).rstrip("/"), "", 5.0))
-        await control.replace(tmp_path, 4)
-    assert engine.calls == ["hintloop_reload", "reload_weights"]
-    assert engine.version == "4"
+        if len(methods) == 1:
+            with pytest.raises(PublishError, match="out of memory"):
+                await control.replace(tmp_path, 4)
+        else:
+            await control.replace(tmp_path, 4)
+            assert engine.version == "4"
+    assert engine.calls == methods

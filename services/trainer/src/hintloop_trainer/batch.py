@@ -22,7 +22,6 @@ from hintloop_contract.tensors import PackedArray, unpack
 
 from hintloop_trainer.errors import SampleError
 
-
 #: Sampling temperatures below this are greedy decoding, as they are to the engines.
 GREEDY_BELOW = 1e-5
 

@@ -25,7 +25,8 @@ from hintloop_trainer.checkpoints import TrainerState
 from hintloop_trainer.errors import PublishError
 from hintloop_trainer.learner import StepResult
 from hintloop_trainer.lineage import Lineage
-from hintloop_trainer.publish.protocol import Publisher, Release
+from hintloop_trainer.publish.protocol import Publisher
+from hintloop_trainer.publish.release import Release
 from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.report import Metrics, MetricsFile, shown, step_metrics
 from hintloop_trainer.samples import Held, SampleSource

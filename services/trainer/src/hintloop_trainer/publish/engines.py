@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +71,19 @@ class EngineHttp:
             raise PublishError(self.url, path, f"no answer within {self._timeout.total} s") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise PublishError(self.url, path, f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def reading(url: str, step: str) -> Iterator[None]:
+    """Read an engine's answer; one of another form than expected is a failed ``step``.
+
+    Raises:
+        PublishError: something expected is not there.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise PublishError(url, step, f"unexpected answer: {type(error).__name__}: {error}") from error
 
 
 def as_version(reported: Any) -> int | None:

@@ -1,7 +1,7 @@
 """The publishing sequence: pause, replace, resume, probe; released only when every engine that answers has it.
 
-The probe comes after resuming because a paused engine answers no one. Until it has passed, the version is
-``updating``: answers made meanwhile span two versions and are not trained.
+The probe comes after resuming because a paused engine answers no one. Until every engine has passed it, the weights
+are ``updating``: answers made meanwhile span two versions and are not trained.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -17,24 +16,20 @@ from hintloop_contract.broker import Broker, WeightsState
 from hintloop_contract.errors import DependencyError
 
 from hintloop_trainer.errors import EngineAwayError, PublishError
+from hintloop_trainer.publish import release as releases
 from hintloop_trainer.publish.engines import EngineControl
+from hintloop_trainer.publish.release import Release
+from hintloop_trainer.publish.verification import Verifier
 
 #: Largest mean difference per token between engine and trainer on the probe, nats.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05}
+#: Tries to resume an engine, with growing waits between: one that stays paused answers no agent.
+RESUME_TRIES, RESUME_WAIT_S = 4, 0.25
+#: A request that has been answered for longer than this is forgotten, milliseconds.
+LONGEST_ANSWER_MS = 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Weights with their version, and what the trainer says of the probe under them."""
-
-    version: int
-    directory: Path
-    probe_ids: list[int]
-    probe_scores: list[float]
-    """``[len(probe_ids) - 1]``, nats, at temperature 1."""
-
-
-async def update_engine(control: EngineControl, release: Release, tolerance: float) -> float:
+async def update_engine(control: EngineControl, release: Release, verifier: Verifier) -> float:
     """Bring one engine to ``release``; the probe's mean difference, nats.
 
     The engine is resumed whatever happens.
@@ -47,26 +42,21 @@ async def update_engine(control: EngineControl, release: Release, tolerance: flo
         await control.pause()
         await control.replace(release.directory, release.version)
     finally:
-        await control.resume()
-    return await verify(control, release, tolerance)
+        await _resume(control)
+    return await verifier.verify(control, release)
 
 
-async def verify(control: EngineControl, release: Release, tolerance: float) -> float:
-    """Mean difference per token between the engine's and the trainer's scores of the probe.
-
-    Raises:
-        PublishError: it is above ``tolerance``.
-    """
-    scores = await control.score(release.probe_ids)
-    pairs = zip(scores, release.probe_scores, strict=True)
-    difference = sum(abs(engine - trainer) for engine, trainer in pairs) / len(scores)
-    if not difference <= tolerance:
-        raise PublishError(
-            control.url,
-            "probe",
-            f"mean difference {difference:.6f} nats to the trainer's scores, tolerance {tolerance}",
-        )
-    return difference
+async def _resume(control: EngineControl) -> None:
+    for attempt in range(1, RESUME_TRIES):
+        try:
+            await control.resume()
+        except EngineAwayError:
+            raise
+        except PublishError:
+            await asyncio.sleep(attempt * RESUME_WAIT_S)
+        else:
+            return
+    await control.resume()
 
 
 class Publisher:
@@ -85,90 +75,182 @@ class Publisher:
         self._broker = broker
         self._engines = engines
         self._weights_dir = weights_dir
-        self._tolerance = tolerance
         self._keep = keep_versions
+        self._verifier = Verifier(tolerance)
         self._changing = asyncio.Lock()
         self._log = structlog.get_logger()
         self.current: Release | None = None
         self.reported: dict[str, int | None] = {}
-        """What each engine was seen to serve last."""
+        """What each engine serves, as it says itself; ``None`` when it does not answer."""
+        self._seen: dict[str, int] = {}
+        """What each engine said last, when it answered: it may come back with that."""
+        self._verified: set[str] = set()
+        """Engines whose probe passed under ``current``; what an engine reports is no proof."""
+        self._mark: int | None = None
+        """What ``updating`` holds in Redis."""
+        self._settled_ms: int | None = None
+        """When the engines were found to be at ``current`` again, while a mark stands."""
+
+    async def restore(self) -> None:
+        """Take up what an earlier run released last, so that a failed publish has a way back.
+
+        Raises:
+            DependencyError: Redis is away.
+        """
+        self.current = releases.read_current(self._weights_dir)
+        self._mark = (await self._broker.weights()).updating
+        if self.current:
+            self._verifier.remember(self.current)
+
+    async def take_version(self, above: int = 0) -> int:
+        """A version never used before, above ``above`` and above all that is on disk: Redis may have lost its count.
+
+        Raises:
+            DependencyError: Redis is away.
+        """
+        used = [above, *releases.versions_on_disk(self._weights_dir)]
+        if self.current:
+            used.append(self.current.version)
+        while (version := await self._broker.next_version()) <= max(used):
+            pass
+        return version
 
     async def publish(self, release: Release) -> None:
         """Bring every engine that answers to ``release`` and make it the current one.
 
-        An engine that is away is left to :meth:`reconcile`. After a failure ``updating`` stays set: no one knows
-        what the engines serve until the next attempt succeeds.
+        An engine that is away is left to :meth:`reconcile`. After a failure the engines are brought back to the
+        version before, as far as they let themselves; ``updating`` stays set until :meth:`reconcile` or the next
+        attempt knows what they serve.
 
         Raises:
             PublishError: an engine answers and did not take the weights.
             DependencyError: no engine answers, or Redis is away.
         """
         async with self._changing:
-            before = self.current.version if self.current else None
-            await self._broker.set_weights(WeightsState(current=before, updating=release.version))
-            away = await self._update_all(release)
-            if away and len(away) == len(self._engines):
-                raise DependencyError("policy engines", str(away[0]))
-            self._switch(release)
-            await self._broker.set_weights(WeightsState(current=release.version, updating=None))
+            await self._mark_as(release.version)
+            self._verifier.remember(release)
+            try:
+                await asyncio.to_thread(releases.write_note, release)
+                await self._update_all(release)
+                releases.point_current(self._weights_dir, release)
+            except OSError as error:
+                await self._go_back()
+                raise PublishError(str(release.directory), "write", f"{type(error).__name__}: {error}") from error
+            except PublishError:
+                await self._go_back()
+                raise
             self.current = release
+            await self._broker.set_weights(WeightsState(current=release.version, updating=None))
+            self._mark = self._settled_ms = None
             await self._say_versions()
             self._prune()
 
-    async def _update_all(self, release: Release) -> list[EngineAwayError]:
+    async def _mark_as(self, version: int) -> None:
+        """Let answers that are made from now on count as made by two versions."""
+        before = self.current.version if self.current else (await self._broker.weights()).current
+        await self._broker.set_weights(WeightsState(current=before, updating=version))
+        self._mark, self._settled_ms = version, None
+
+    async def _update_all(self, release: Release) -> None:
+        self._verified.clear()
         away: list[EngineAwayError] = []
         for control in self._engines:
             try:
-                difference = await update_engine(control, release, self._tolerance)
+                await self._update(control, release)
             except EngineAwayError as error:
                 self._log.warning("engine away, left for later", engine=control.url, detail=str(error))
-                self.reported[control.url] = None
+                self._reports(control, None)
                 away.append(error)
-                continue
-            self.reported[control.url] = release.version
-            self._log.info(
-                "engine updated", engine=control.url, version=release.version, probe_difference=round(difference, 6)
-            )
-        return away
+        if away and len(away) == len(self._engines):
+            raise DependencyError("policy engines", str(away[0]))
 
-    def _switch(self, release: Release) -> None:
-        """Point ``current`` at the release, in one rename."""
-        link, aside = self._weights_dir / "current", self._weights_dir / ".current.partial"
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(release.directory.name)
-        aside.rename(link)
+    async def _update(self, control: EngineControl, release: Release) -> None:
+        """The whole sequence on one engine; it counts as verified only after the last step."""
+        self._verified.discard(control.url)
+        difference = await update_engine(control, release, self._verifier)
+        self._verified.add(control.url)
+        self._reports(control, release.version)
+        self._log.info(
+            "engine updated", engine=control.url, version=release.version, probe_difference=round(difference, 6)
+        )
+
+    def _reports(self, control: EngineControl, version: int | None) -> None:
+        self.reported[control.url] = version
+        if version is not None:
+            self._seen[control.url] = version
+
+    async def _go_back(self) -> None:
+        """Bring the engines to the version before a failed publish. What fails here, :meth:`reconcile` tries again."""
+        if self.current is None:
+            return
+        for control in self._engines:
+            try:
+                await self._update(control, self.current)
+            except PublishError as error:
+                self._log.warning("engine not brought back", engine=control.url, detail=str(error))
 
     def _prune(self) -> None:
-        """Delete versions that no engine reports and that are not among the newest."""
-        versions = sorted(int(path.name) for path in self._weights_dir.iterdir() if path.name.isdigit())
-        kept = {*versions[-self._keep :], *self.reported.values()}
+        """Delete versions that no engine was last seen with and that are not among the newest."""
+        versions = releases.versions_on_disk(self._weights_dir)
+        kept = {*versions[-self._keep :], *self._seen.values()}
         if self.current:
             kept.add(self.current.version)
         for version in versions:
-            if version not in kept:
+            if version in kept:
+                continue
+            try:
                 shutil.rmtree(self._weights_dir / str(version))
+            except OSError as error:
+                self._log.warning("old weights not deleted", version=version, detail=str(error))
 
     async def reconcile(self) -> None:
-        """Bring engines that are not at the current version there. Failures are logged and tried again later."""
+        """Bring engines that are not at the current version there. Failures are logged and tried again later.
+
+        Raises:
+            DependencyError: Redis is away.
+        """
         if self.current is None or self._changing.locked():
             return
         async with self._changing:
-            for control in self._engines:
-                await self._reconcile_one(control, self.current)
+            settled = [await self._reconcile_one(control, self.current) for control in self._engines]
+            await self._clear_mark(all(settled))
             await self._say_versions()
 
-    async def _reconcile_one(self, control: EngineControl, release: Release) -> None:
+    async def _reconcile_one(self, control: EngineControl, release: Release) -> bool:
+        """Whether the engine serves ``release`` or, being away, nobody."""
         try:
             found = await control.version()
-            if found != release.version:
-                self._log.warning("engine behind", engine=control.url, found=found, current=release.version)
-                await update_engine(control, release, self._tolerance)
-            self.reported[control.url] = release.version
+            self._reports(control, found)
+            if found == release.version and control.url in self._verified:
+                return True
+            self._log.warning("engine behind", engine=control.url, found=found, current=release.version)
+            if self._mark is None:
+                # A number that no weights ever get: what was answered under it descends from nothing.
+                await self._mark_as(await self.take_version())
+            await self._update(control, release)
         except EngineAwayError:
-            self.reported[control.url] = None
+            self._reports(control, None)
         except PublishError as error:
-            self.reported[control.url] = None
             self._log.error("engine not brought up to date", engine=control.url, detail=str(error))
+            return False
+        return True
+
+    async def _clear_mark(self, settled: bool) -> None:
+        """End ``updating`` once the engines are right again and every answer begun before that has ended."""
+        if self._mark is None or self.current is None:
+            return
+        if not settled:
+            self._settled_ms = None
+            return
+        now_ms = await self._broker.time_ms()
+        if self._settled_ms is None:
+            # Requests are registered with a little delay: they are looked for at the next look.
+            self._settled_ms = now_ms
+            return
+        oldest_ms = await self._broker.inflight_oldest(now_ms - LONGEST_ANSWER_MS)
+        if oldest_ms is None or oldest_ms > self._settled_ms:
+            await self._broker.set_weights(WeightsState(current=self.current.version, updating=None))
+            self._mark = self._settled_ms = None
 
     async def _say_versions(self) -> None:
         versions = {url: "" if version is None else str(version) for url, version in self.reported.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hintloop_trainer.errors import PublishError
-from hintloop_trainer.publish.engines import EngineHttp, as_logprobs, as_version
+from hintloop_trainer.publish.engines import EngineHttp, as_logprobs, as_version, reading
 
 
 class SglangControl:
@@ -38,7 +38,9 @@ class SglangControl:
 
     async def version(self) -> int | None:
         """The version of the last update."""
-        return as_version((await self._http.get("/model_info")).get("weight_version"))
+        answer = await self._http.get("/model_info")
+        with reading(self.url, "version"):
+            return as_version(answer.get("weight_version"))
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Input log-probabilities; the first entry is of no token and null."""
@@ -51,5 +53,6 @@ class SglangControl:
                 "logprob_start_len": 0,
             },
         )
-        rows = answer["meta_info"]["input_token_logprobs"]
-        return as_logprobs(self.url, [row[0] for row in rows[1:]], len(token_ids) - 1)
+        with reading(self.url, "probe"):
+            values = [row[0] for row in answer["meta_info"]["input_token_logprobs"][1:]]
+        return as_logprobs(self.url, values, len(token_ids) - 1)

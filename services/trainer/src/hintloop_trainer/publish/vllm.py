@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hintloop_trainer.errors import EngineAwayError, PublishError
-from hintloop_trainer.publish.engines import EngineHttp, as_logprobs, as_version
+from hintloop_trainer.errors import PublishError
+from hintloop_trainer.publish.engines import EngineHttp, as_logprobs, as_version, reading
 
 #: Method of the worker extension that also repacks a tied output head; see `engines/vllm`.
 EXTENSION_METHOD = "hintloop_reload"
@@ -38,10 +38,8 @@ class VllmControl:
     async def _reload(self, directory: Path) -> None:
         try:
             await self._rpc(EXTENSION_METHOD, directory)
-        except EngineAwayError:
-            raise
         except PublishError as error:
-            if "HTTP 500" not in error.detail:
+            if f"{EXTENSION_METHOD!r} is not implemented" not in error.detail:
                 raise
             # A server without the extension. Whether its own method loaded everything, the probe tells.
             await self._rpc(PLAIN_METHOD, directory)
@@ -62,21 +60,27 @@ class VllmControl:
 
     async def version(self) -> int | None:
         """The version set last, forgotten when the server restarts."""
-        return as_version((await self._http.get("/weight_info")).get("weight_version"))
+        answer = await self._http.get("/weight_info")
+        with reading(self.url, "version"):
+            return as_version(answer.get("weight_version"))
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Prompt log-probabilities."""
         models = await self._http.get("/v1/models")
+        with reading(self.url, "probe"):
+            name = models["data"][0]["id"]
         answer = await self._http.post(
             "/v1/completions",
             {
-                "model": models["data"][0]["id"],
+                "model": name,
                 "prompt": token_ids,
                 "max_tokens": 1,
                 "temperature": 0.0,
                 "prompt_logprobs": 0,
             },
         )
-        rows = answer["choices"][0]["prompt_logprobs"]
-        values = [row.get(str(token), {}).get("logprob") for row, token in zip(rows[1:], token_ids[1:], strict=True)]
+        with reading(self.url, "probe"):
+            rows = answer["choices"][0]["prompt_logprobs"]
+            pairs = zip(rows[1:], token_ids[1:], strict=True)
+            values = [row.get(str(token), {}).get("logprob") for row, token in pairs]
         return as_logprobs(self.url, values, len(token_ids) - 1)

@@ -1,0 +1,63 @@
+"""A release: weights with their version, and the note beside them that says what the probe scores under them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+#: Written into a version's directory before an engine is given it: the way back after a restart.
+NOTE = "hintloop_release.json"
+#: Link in the weights directory to the released version.
+CURRENT = "current"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Weights with their version, and what the trainer says of the probe under them."""
+
+    version: int
+    directory: Path
+    probe_ids: list[int]
+    probe_scores: list[float]
+    """``[len(probe_ids) - 1]``, nats, at temperature 1."""
+
+
+class Note(msgspec.Struct):
+    """The part of a release that is not in its weights."""
+
+    version: int
+    probe_ids: list[int]
+    probe_scores: list[float]
+
+
+def write_note(release: Release) -> None:
+    """Put the note into the release's directory, whole or not at all."""
+    aside = release.directory / f".{NOTE}.partial"
+    note = Note(version=release.version, probe_ids=release.probe_ids, probe_scores=release.probe_scores)
+    aside.write_bytes(msgspec.json.encode(note))
+    aside.rename(release.directory / NOTE)
+
+
+def read_current(weights_dir: Path) -> Release | None:
+    """The release that ``current`` points at; ``None`` when there is none, or none that could be checked."""
+    directory = (weights_dir / CURRENT).resolve()
+    try:
+        note = msgspec.json.decode((directory / NOTE).read_bytes(), type=Note)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return Release(note.version, directory, note.probe_ids, note.probe_scores)
+
+
+def point_current(weights_dir: Path, release: Release) -> None:
+    """Let ``current`` point at the release, in one rename."""
+    aside = weights_dir / f".{CURRENT}.partial"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(release.directory.name)
+    aside.rename(weights_dir / CURRENT)
+
+
+def versions_on_disk(weights_dir: Path) -> list[int]:
+    """Versions whose directories exist, oldest first."""
+    return sorted(int(path.name) for path in weights_dir.iterdir() if path.name.isdigit())
