@@ -38,7 +38,7 @@ def run_up(
             display.line(f"Ctrl-C stops it; `hintloop status --state-dir {state_dir}` shows the funnel")
             await stack.while_alive(_show_funnel(stack, display))
 
-    with StateDir(state_dir) as state, display:
+    with StateDir(state_dir, "up") as state, display:
         try:
             signals.run(serve(), lambda: hurry(stacks))
         except signals.InterruptedRunError:

@@ -10,7 +10,7 @@ import pytest
 from hintloop.errors import CommandError, StateDirError
 from hintloop.local import ports, redis_server, resolution
 from hintloop.local.resolution import Sources
-from hintloop.local.state_dir import StateDir
+from hintloop.local.state_dir import Owner, StateDir
 
 
 def test_chosen_ports_are_free_and_different() -> None:
@@ -30,34 +30,34 @@ def test_a_taken_port_is_refused_by_the_name_of_its_key() -> None:
 
 
 def test_state_dir_has_one_owner_at_a_time(tmp_path: Path) -> None:
-    with StateDir(tmp_path / "state"):
-        with pytest.raises(StateDirError, match=f"in use by process {os.getpid()}"), StateDir(tmp_path / "state"):
+    with StateDir(tmp_path / "state", "up"):
+        with pytest.raises(StateDirError, match=f"in use by process {os.getpid()}"), StateDir(tmp_path / "state", "up"):
             pass
-    with StateDir(tmp_path / "state"):
+    with StateDir(tmp_path / "state", "up"):
         pass
 
 
 def test_the_lock_goes_with_a_killed_owner(tmp_path: Path) -> None:
     program = (
         "import os, signal; from pathlib import Path; from hintloop.local.state_dir import StateDir\n"
-        f"StateDir(Path({str(tmp_path)!r})).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
+        f"StateDir(Path({str(tmp_path)!r}), 'up').__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)
-    with StateDir(tmp_path):
+    with StateDir(tmp_path, "up"):
         pass
 
 
 def test_only_state_of_ours_is_emptied(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("chapter one")
-    with StateDir(tmp_path) as state, pytest.raises(StateDirError, match="'thesis.tex'"):
+    with StateDir(tmp_path, "up") as state, pytest.raises(StateDirError, match="'thesis.tex'"):
         state.clear()
     assert precious.read_text() == "chapter one"
 
     target = tmp_path / "elsewhere"
     target.mkdir()
     (target / "kept").touch()
-    with StateDir(tmp_path / "demo") as state:
+    with StateDir(tmp_path / "demo", "demo") as state:
         state.clear()
         (state.path / "weights").mkdir()
         (state.path / "weights" / "1").touch()
@@ -65,6 +65,20 @@ def test_only_state_of_ours_is_emptied(tmp_path: Path) -> None:
         state.clear()
         assert sorted(entry.name for entry in state.path.iterdir()) == [".hintloop-state", "lock"]
     assert (target / "kept").exists()
+
+
+@pytest.mark.parametrize(("first", "second"), [("up", "demo"), ("demo", "up")])
+def test_a_command_leaves_the_other_ones_state_alone(tmp_path: Path, first: Owner, second: Owner) -> None:
+    with StateDir(tmp_path / "state", first) as state:
+        state.mark()
+    checkpoint = tmp_path / "state" / "checkpoints"
+    checkpoint.mkdir()
+    with pytest.raises(StateDirError, match=f"`hintloop {first}`.*give another directory"):
+        StateDir(tmp_path / "state", second).__enter__()
+    assert checkpoint.exists()
+    # The refused one holds no lock.
+    with StateDir(tmp_path / "state", first):
+        pass
 
 
 def test_redis_socket_stays_within_what_a_socket_path_can_be(tmp_path: Path) -> None:

@@ -6,19 +6,23 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from hintloop.errors import StateDirError
 
-#: Marks a directory as a stack's state, so that nothing else is mistaken for one.
+#: Marks a directory as a stack's state, so that nothing else is mistaken for one. Its text is the owner.
 MARKER = ".hintloop-state"
+
+#: The command whose state it is: the demo empties its directory, `up` keeps what it learned.
+Owner = Literal["up", "demo"]
 
 
 class StateDir:
     """A locked state directory; a context manager. The lock goes with this process, however it ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: Owner) -> None:
         self.path = path.resolve()
+        self.owner = owner
         self._lock: int | None = None
 
     @property
@@ -44,10 +48,24 @@ class StateDir:
             raise StateDirError(
                 f"--state-dir {self.path} is in use by process {owner}; end it first or give another directory"
             ) from None
+        try:
+            self._require_ours()
+        except StateDirError:
+            os.close(lock)
+            raise
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
         return self
+
+    def _require_ours(self) -> None:
+        marker = self.path / MARKER
+        found = marker.read_text(encoding="utf-8").strip() if marker.exists() else self.owner
+        if found != self.owner:
+            raise StateDirError(
+                f"--state-dir {self.path} holds the state of `hintloop {found or 'an older version'}`, its checkpoints "
+                f"included, and is not used by `hintloop {self.owner}`; give another directory, or remove this one"
+            )
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
@@ -55,8 +73,8 @@ class StateDir:
             self._lock = None
 
     def mark(self) -> None:
-        """Make it a stack's state directory."""
-        (self.path / MARKER).touch()
+        """Make it this command's state directory."""
+        (self.path / MARKER).write_text(f"{self.owner}\n", encoding="utf-8")
 
     def clear(self) -> None:
         """Empty it, the lock aside.
