@@ -35,7 +35,16 @@ def findings(**changes: object) -> report.Findings:
                 "batched": 32,
                 "trained": 32,
             },
-            drops={"link:no_next_state": 30, "capture:count_mismatch": 2, "link:count_mismatch": 1, "capture:side": 4},
+            drops={
+                "link:no_next_state": 30,
+                "capture:count_mismatch": 2,
+                "link:count_mismatch": 1,
+                "capture:ids_missing": 3,
+                "link:ids_missing": 1,
+                "capture:logprob_missing": 5,
+                "link:logprob_missing": 1,
+                "capture:side": 4,
+            },
         ),
         "steps": 2,
         "version_before": 1,
@@ -44,7 +53,6 @@ def findings(**changes: object) -> report.Findings:
         "before": [BAD] * 3 + [GOOD],
         "after": [GOOD] * 4,
         "ledger": Ledger(requests=80, refused=1),
-        "num_greedy": 4,
         "greedy_mismatches": ["one"],
         "ready": 160.0,
         "ended": 400.0,
@@ -62,9 +70,10 @@ def test_report_has_exactly_the_promised_keys() -> None:
 
 def test_report_counts() -> None:
     content = report.report(findings())
-    assert content["dropped"] == {"no_next_state": 30, "count_mismatch": 3, "side": 4}
-    # Three dropped answers whose counts disagree, and one greedy answer that differs.
-    assert content["token_mismatches"] == 4
+    reasons = {"no_next_state": 30, "count_mismatch": 3, "ids_missing": 4, "logprob_missing": 6, "side": 4}
+    assert content["dropped"] == reasons
+    # Of every stage, and one greedy answer that differs.
+    assert content["token_mismatches"] == 3 + 4 + 6 + 1
     assert content["preference_before"]["joint"] == 0.25
     assert content["preference_after"]["joint"] == 1.0
     assert content["seconds"] == {"setup": 60.0, "run": 240.0}

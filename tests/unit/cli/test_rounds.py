@@ -1,3 +1,4 @@
+import asyncio
 import random
 from typing import Any
 
@@ -5,9 +6,10 @@ import pytest
 from hintloop import funnel
 from hintloop.demo.preference import Answer
 from hintloop.demo.prompts import Question
-from hintloop.demo.rounds import Rounds, num_missing, waiting
+from hintloop.demo.rounds import Rounds, num_missing, num_unseen, waiting
 from hintloop.errors import DemoError
 from hintloop_contract.broker import StreamCounts, WeightsState
+from hintloop_contract.messages import Drop
 from hintloop_contract.testing.memory import MemoryBroker
 
 QUESTIONS = [Question(f"What is {n}?", str(n)) for n in range(20)]
@@ -113,3 +115,27 @@ def test_what_is_missing_of_a_batch() -> None:
 def test_nothing_is_missing_while_turns_are_on_their_way_or_the_batch_is_trained_and_published() -> None:
     assert num_missing(seen(0, 0), seen(13, 0, on_the_way=3)) == 0
     assert num_missing(seen(0, 0), seen(16, 16)) == 0
+
+
+async def test_the_last_look_waits_for_answers_that_may_still_be_found_broken() -> None:
+    broker = MemoryBroker()
+    session, _ = rounds(broker, FakeUser(broker))
+    await broker.count("captured", 2)
+
+    async def finish() -> None:
+        await asyncio.sleep(0.4)
+        await broker.count("captured", 1)
+        await broker.drop(None, Drop(turn_id="a", stage="capture", reason="count_mismatch"))
+
+    finishing = asyncio.ensure_future(finish())
+    snapshot = await session.look_at_all(3)
+    await finishing
+    assert snapshot.steps["captured"] == 3
+    assert snapshot.drops == {"capture:count_mismatch": 1}
+    await broker.close()
+
+
+def test_unseen_are_answers_not_captured_and_captures_not_read() -> None:
+    snapshot = funnel.Snapshot(steps={"captured": 8}, streams={"captures": StreamCounts(5, 3)})
+    assert num_unseen(snapshot, 10) == 2 + 2
+    assert num_unseen(snapshot, 7) == 2

@@ -74,10 +74,6 @@ async def run_over(broker: Any, config: Config, *captures: Capture) -> None:
     await running
 
 
-async def drops_of(broker: Any) -> dict[str, tuple[str, str]]:
-    return {key[1]: key for key in (await broker.funnel()).drops}
-
-
 async def test_turn_and_record(broker: Any) -> None:
     sampling = Sampling(temperature=0.5)
     a = make_capture("a", "q", sampling=sampling, finish_reason="length")

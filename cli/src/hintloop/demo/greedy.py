@@ -32,7 +32,6 @@ class GreedyCheck:
         self.engine = engine
         self.model = model
         self.ledger = ledger
-        self.num_asked = 0
         self.mismatches: list[str] = []
 
     async def compare(self, prompt: str) -> bool:
@@ -41,7 +40,6 @@ class GreedyCheck:
         if streamed is None:
             return False
         direct = await self._at_engine(prompt)
-        self.num_asked += 1
         if streamed.token_ids and streamed == direct and len(streamed.token_ids) == streamed.completion_tokens:
             return True
         self.mismatches.append(f"{prompt!r}: through the proxy {streamed}, at the engine {direct}")

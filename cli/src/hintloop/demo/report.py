@@ -36,7 +36,6 @@ class Findings:
     before: Sequence[Answer]
     after: Sequence[Answer]
     ledger: Ledger
-    num_greedy: int
     greedy_mismatches: Sequence[str]
     ready: float
     ended: float

@@ -21,6 +21,8 @@ from hintloop.errors import DemoError
 POLL_S = 0.25
 #: How long the pipeline must stand still before it is believed that nothing more is on its way.
 QUIET_S = 3.0
+#: How long the last answers may take from the proxy through the linker.
+ALL_SEEN_S = 10.0
 
 
 class Rounds:
@@ -92,6 +94,17 @@ class Rounds:
         for answer in self.rng.sample(answers, num):
             await self.greedy.compare(answer.prompt)
 
+    async def look_at_all(self, num_answered: int) -> funnel.Snapshot:
+        """Look once all ``num_answered`` answers were captured and read by the linker, which drops the broken ones."""
+        deadline = time.monotonic() + ALL_SEEN_S
+        while time.monotonic() < deadline:
+            if not num_unseen(await self.look(), num_answered):
+                break
+            await asyncio.sleep(POLL_S)
+        # What is read is decided on at once, but not in the same instant.
+        await asyncio.sleep(2 * POLL_S)
+        return await self.look()
+
     async def look(self) -> funnel.Snapshot:
         """Look at the funnel and show it."""
         snapshot = await funnel.take(self.broker)
@@ -102,6 +115,12 @@ class Rounds:
 def waiting(snapshot: funnel.Snapshot) -> int:
     """Samples that the trainer has and has not yet put into a batch."""
     return snapshot.steps["scored"] - snapshot.steps["batched"] - snapshot.num_dropped("train")
+
+
+def num_unseen(snapshot: funnel.Snapshot, num_answered: int) -> int:
+    """Answers that are not captured yet, or that the linker has not read."""
+    captures = snapshot.streams["captures"]
+    return max(0, num_answered - snapshot.steps["captured"]) + captures.length - captures.pending
 
 
 def num_missing(before: funnel.Snapshot, now: funnel.Snapshot) -> int:

@@ -18,7 +18,7 @@ from hintloop.demo.greedy import GreedyCheck
 from hintloop.demo.options import DemoOptions, overlay
 from hintloop.demo.preference import Answer, measure
 from hintloop.demo.prompts import Question
-from hintloop.demo.rounds import Rounds
+from hintloop.demo.rounds import Rounds, num_unseen
 from hintloop.demo.user import Conversations, Ledger
 from hintloop.demo.view import View
 from hintloop.errors import DemoError, log_tail
@@ -44,7 +44,7 @@ def run_demo(options: DemoOptions) -> None:
     os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
     console = Console()
     stacks: list[Stack] = []
-    with StateDir(options.state_dir) as state:
+    with StateDir(options.state_dir, "demo") as state:
         state.clear()
         recipe = state.path / "recipe.toml"
         resolution.write(recipe, overlay(options))
@@ -108,7 +108,7 @@ class Demo:
             raise DemoError(f"{error}\n{await self._what_was_seen()}") from error
         after = await self._evaluate("after", held_out)
         await self.user.close()
-        snapshot = await self.rounds.look()
+        snapshot = await self._settled()
         steps = trainer_log.read_steps(self.stack.config)
         tokens = trainer_log.read_tokens(self.stack.config)
         shown = await tokens_page.collect(self.stack.broker, tokens, Path(self.stack.config.tokenizer_dir))
@@ -123,11 +123,18 @@ class Demo:
             before=before,
             after=after,
             ledger=self.ledger,
-            num_greedy=self.greedy.num_asked,
             greedy_mismatches=self.greedy.mismatches,
             ready=ready,
             ended=time.time(),
         )
+
+    async def _settled(self) -> funnel.Snapshot:
+        """The funnel once nothing that was answered can still be found broken."""
+        num_answered = self.ledger.requests - self.ledger.refused
+        snapshot = await self.rounds.look_at_all(num_answered)
+        if num := num_unseen(snapshot, num_answered):
+            self.display.line(f"{num} answers were not looked at by the linker: token_mismatches leaves them out")
+        return snapshot
 
     async def _version(self) -> int:
         current = (await self.stack.broker.weights()).current
