@@ -12,6 +12,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 config_app = typer.Typer(no_args_is_help=True)
 app.add_typer(config_app, name="config", help="The configuration.")
 
+#: Bounds of the demo's options: a day and a half of steps on two cores, what every random generator takes, a day.
+MAX_STEPS = 1_000
+MAX_SEED = 2**31 - 2
+MAX_STEP_TIMEOUT_S = 86_400.0
+
 
 class Engine(enum.StrEnum):
     """Engines that can be started on this machine."""
@@ -78,7 +83,7 @@ def config_show(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, max=MAX_STEPS, help="Optimizer steps.")] = 8,
     method: Annotated[Method, typer.Option(help="Learning method.")] = Method.OPD,
     engine: Annotated[Engine, typer.Option(help="Policy engine.")] = Engine.VLLM,
     prm_engine: PrmEngine = Engine.VLLM,
@@ -86,8 +91,10 @@ def demo(
         Path | None, typer.Option(help="JSON lines with prompt and topic instead of the held-out prompts.")
     ] = None,
     state_dir: StatePath = Path(".hintloop/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of the scripted user.")] = 0,
-    step_timeout: Annotated[float, typer.Option(min=1, help="Most seconds for one optimizer step.")] = 300.0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the scripted user.")] = 0,
+    step_timeout: Annotated[
+        float, typer.Option(min=1, max=MAX_STEP_TIMEOUT_S, help="Most seconds for one step.")
+    ] = 300.0,
 ) -> None:
     """Watch a model learn from its user's complaints: the whole loop on this machine."""
     from hintloop.demo.options import DemoOptions

@@ -1,9 +1,11 @@
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hintloop.app import main
 from hintloop.commands import app
 from hintloop.demo.options import DemoOptions, overlay
 from hintloop.local import resolution
@@ -59,6 +61,49 @@ def test_demo_refuses_a_wrong_prompts_file_before_anything_is_started(tmp_path: 
     assert "line 1" in result.stderr
     assert "topic" in result.stderr
     assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--steps", "0"], "--steps"),
+        (["--steps", "-1"], "--steps"),
+        (["--steps", "99999999999999"], "--steps"),
+        (["--steps", "many"], "--steps"),
+        (["--method", "foo"], "'opd'"),
+        (["--engine", "foo"], "'sglang'"),
+        (["--seed", "-1"], "--seed"),
+        (["--step-timeout", "inf"], "--step-timeout"),
+        (["--eval-prompts", "/nowhere.jsonl"], "no such file"),
+    ],
+)
+def test_a_wrong_option_is_a_wrong_call_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], named: str
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("the stack was started")
+
+    monkeypatch.setattr("hintloop.demo.run.started", start)
+    monkeypatch.setattr("sys.argv", ["hintloop", "demo", "--state-dir", str(tmp_path / "state"), *arguments])
+    errors = io.StringIO()
+    monkeypatch.setattr("sys.stderr", errors)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert named in errors.getvalue()
+    assert not (tmp_path / "state").exists()
+
+
+def test_status_of_a_stopped_stack_says_that_nothing_runs_and_how_to_start_it(tmp_path: Path) -> None:
+    for owner in ("up", "demo"):
+        state = tmp_path / owner
+        state.mkdir()
+        (state / ".hintloop-state").write_text(f"{owner}\n")
+        (state / "config.toml").write_text(f'[redis]\nurl = "unix://{state}/redis.sock"\n')
+        result = hintloop("status", "--state-dir", str(state))
+        assert result.returncode == 2
+        assert "nothing runs" in result.stderr
+        assert f"hintloop {owner} --state-dir {state}" in result.stderr
 
 
 @pytest.mark.parametrize(

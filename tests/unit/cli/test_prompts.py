@@ -44,7 +44,7 @@ def test_a_wrong_line_is_named_with_field_value_and_fix(tmp_path: Path, line: st
     path.write_text(json.dumps({"prompt": "What is rain?", "topic": "rain"}) + "\n" + line + "\n")
     with pytest.raises(PromptFileError) as caught:
         read_file(path)
-    for part in [str(path), *named]:
+    for part in [f"{path}:2", *named]:
         assert part in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from hintloop.errors import PromptFileError
 #: Fewest answers that a rate is reported on.
 MIN_EVAL_ANSWERS = 64
 FIELDS = ("prompt", "topic")
+EXAMPLE = '{"prompt": "What is rain?", "topic": "rain"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,18 @@ def read_file(path: Path) -> list[Question]:
         PromptFileError: names the line, the field and the fix.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise PromptFileError(
+            f"--eval-prompts {path}: there is no such file; give the path of one with JSON lines like {EXAMPLE}"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PromptFileError(f"--eval-prompts {path}: cannot be read ({error}); give a UTF-8 file") from error
-    numbered = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-    questions = [_question(f"--eval-prompts {path}, line {number}", line) for number, line in numbered]
+    numbered = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    questions = [_question(f"--eval-prompts {path}:{number} (line {number})", line) for number, line in numbered]
     if not questions:
         raise PromptFileError(
-            f"--eval-prompts {path}: holds no prompt; write one JSON object with prompt, topic a line"
+            f"--eval-prompts {path}: the file holds no prompt; write at least one line like {EXAMPLE}"
         )
     return questions
 
@@ -72,8 +77,7 @@ def _question(place: str, line: str) -> Question:
     try:
         item = json.loads(line)
     except json.JSONDecodeError as error:
-        fix = 'write {"prompt": "What is rain?", "topic": "rain"}'
-        raise PromptFileError(f"{place}: {line[:80]!r} is not JSON ({error.msg}); {fix}") from error
+        raise PromptFileError(f"{place}: {line[:80]!r} is not JSON ({error.msg}); write {EXAMPLE}") from error
     if not isinstance(item, dict):
         raise PromptFileError(f"{place}: {line[:80]!r} is not an object; write an object with prompt and topic")
     for field in FIELDS:

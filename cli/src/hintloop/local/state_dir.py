@@ -17,6 +17,27 @@ MARKER = ".hintloop-state"
 Owner = Literal["up", "demo"]
 
 
+def in_use(path: Path) -> bool:
+    """Whether a stack runs in this directory now."""
+    try:
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def owner_of(path: Path) -> Owner:
+    """The command that a directory's stack is started with; `up` when nothing is said there."""
+    marker = path / MARKER
+    return "demo" if marker.is_file() and marker.read_text(encoding="utf-8").strip() == "demo" else "up"
+
+
 class StateDir:
     """A locked state directory; a context manager. The lock goes with this process, however it ends."""
 
