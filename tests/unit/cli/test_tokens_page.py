@@ -1,14 +1,18 @@
+import json
 from pathlib import Path
 
 import msgspec
 from hintloop.demo import trainer_log
-from hintloop.demo.tokens_page import ShownAnswer, Token, last_user_text, spread, write
+from hintloop.demo.tokens_page import ShownAnswer, Token, collect, last_user_text, spread, write
 from hintloop.demo.trainer_log import TokenRecord
 from hintloop_contract.config.schema import Config
+from hintloop_contract.testing.memory import MemoryBroker
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 
 def record(step: int) -> TokenRecord:
-    return TokenRecord(step, f"turn-{step}", [1, 2], [0.5, -0.5], "One short sentence.", -1)
+    return TokenRecord(step, f"turn-{step}", [1, 2], [-0.5, -3.0], [-1.0, -2.5], [0.5, -0.5], "One short sentence.", -1)
 
 
 def config_in(folder: Path) -> Config:
@@ -16,14 +20,22 @@ def config_in(folder: Path) -> Config:
 
 
 def test_the_page_shows_signs_hint_and_text_as_text(tmp_path: Path) -> None:
-    tokens = [Token("<b>Rain", 1.5), Token(" falls", -6.0), Token(".", 0.0)]
+    tokens = [
+        Token("<b>Rain", -2.0, -0.5, 1.5),
+        Token(" falls", -1.0, -7.0, -6.0),
+        Token(".", -1.0, -1.0, 0.0),
+        Token("\n", -1.0, -1.0, 0.0),
+    ]
     write(tmp_path / "tokens.html", [ShownAnswer(3, "What is <rain>?", "One short sentence.", -1, tokens)])
     page = (tmp_path / "tokens.html").read_text()
     assert "&lt;b&gt;Rain" in page
     assert "What is &lt;rain&gt;?" in page
     assert "rgba(34, 160, 80, 0.50)" in page
     assert "rgba(210, 50, 50, 1.00)" in page
-    assert 'title="-6.000"' in page
+    assert "without the hint: 36.8% (log-probability -1.000)\nwith the hint: 0.1% (log-probability -7.000)" in page
+    assert "advantage: -6.000" in page
+    assert "⏎" in page
+    assert "the user complained" in page
     assert "One short sentence." in page
 
 
@@ -63,3 +75,24 @@ def test_a_step_of_the_trainer_is_read_whatever_else_it_says(tmp_path: Path) -> 
     (step,) = trainer_log.read_steps(config_in(tmp_path))
     assert (step.version, step.advantages.num_tokens, step.advantages.mean) == (2, 700, -0.2)
     assert "loss +0.1000" in step.line()
+
+
+async def test_what_the_trainer_writes_becomes_what_is_shown(tmp_path: Path) -> None:
+    vocabulary = {"Rain": 0, " falls": 1, "<end>": 2}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<end>"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    line = {
+        **{"step": 2, "turn_id": "a", "hint": "One short sentence.", "score": -1, "response_ids": [0, 1, 2]},
+        **{"teacher_logprobs": [-0.5, -2.0, -0.1], "old_logprobs": [-1.0, -1.0, -3.0], "advantages": [0.5, -1.0, 2.9]},
+    }
+    (tmp_path / "teacher_logprobs.jsonl").write_text(json.dumps(line) + "\n")
+    broker = MemoryBroker()
+    (shown,) = await collect(broker, trainer_log.read_tokens(config_in(tmp_path)), tmp_path)
+    await broker.close()
+    assert (shown.step, shown.hint, shown.score) == (2, "One short sentence.", -1)
+    assert [(token.without, token.hinted, token.advantage) for token in shown.tokens] == [
+        (-1.0, -0.5, 0.5),
+        (-1.0, -2.0, -1.0),
+        (-3.0, -0.1, 2.9),
+    ]
+    assert [token.text for token in shown.tokens] == list(vocabulary)

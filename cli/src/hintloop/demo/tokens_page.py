@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,31 @@ from hintloop.demo.trainer_log import TokenRecord
 NUM_ANSWERS = 12
 #: Differences from here on have the full colour, nats.
 FULL_COLOUR = 3.0
+SCORES = {1: "+1, the user liked it", 0: "0, neither", -1: "−1, the user complained"}
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as shown; ``advantage`` in nats."""
+    """A token as shown; ``without`` and ``hinted`` are its log-probabilities, all three in nats."""
 
     text: str
+    without: float
+    hinted: float
     advantage: float
+
+    @property
+    def explanation(self) -> str:
+        """What is under the pointer: how likely the token was, without and with the hint."""
+        return (
+            f"{self.text!r}\nwithout the hint: {math.exp(self.without):.1%} (log-probability {self.without:.3f})\n"
+            f"with the hint: {math.exp(self.hinted):.1%} (log-probability {self.hinted:.3f})\n"
+            f"advantage: {self.advantage:+.3f}"
+        )
+
+    @property
+    def shown(self) -> str:
+        """The text, with what cannot be seen made visible."""
+        return self.text.replace("\n", "⏎\n") if self.text else "∅"
 
     @property
     def colour(self) -> str:
@@ -58,8 +76,10 @@ async def collect(broker: Broker, records: Sequence[TokenRecord], tokenizer_dir:
     for record in spread(records):
         turn = await broker.get_turn(record.turn_id)
         tokens = [
-            Token(tokenizer.decode([token_id], skip_special_tokens=False), advantage)
-            for token_id, advantage in zip(record.response_ids, record.advantages, strict=True)
+            Token(tokenizer.decode([token_id], skip_special_tokens=False), without, hinted, advantage)
+            for token_id, without, hinted, advantage in zip(
+                record.response_ids, record.old_logprobs, record.teacher_logprobs, record.advantages, strict=True
+            )
         ]
         question = "(the turn's record is no longer kept)" if turn is None else last_user_text(turn.messages)
         shown.append(ShownAnswer(record.step, question, record.hint, record.score, tokens))
@@ -80,5 +100,5 @@ def write(path: Path, answers: Sequence[ShownAnswer]) -> None:
     environment = Environment(
         loader=PackageLoader("hintloop.demo", "templates"), autoescape=True, undefined=StrictUndefined
     )
-    page = environment.get_template("tokens.html.j2").render(answers=answers, full_colour=FULL_COLOUR)
+    page = environment.get_template("tokens.html.j2").render(answers=answers, full_colour=FULL_COLOUR, scores=SCORES)
     path.write_text(page, encoding="utf-8")

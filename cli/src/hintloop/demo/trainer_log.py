@@ -39,11 +39,16 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 
 class TokenRecord(msgspec.Struct, frozen=True):
-    """Per-token advantages of one trained answer, nats; both lists are ``[T]``."""
+    """What the hint did to each token of one trained answer: nats, all lists are ``[T]``.
+
+    ``old_logprobs`` without the hint, ``teacher_logprobs`` with it.
+    """
 
     step: int
     turn_id: str
     response_ids: list[int]
+    teacher_logprobs: list[float]
+    old_logprobs: list[float]
     advantages: list[float]
     hint: str | None = None
     score: int | None = None
