@@ -73,7 +73,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     seed: int | None = None
     constrained: bool = False
-    """A grammar, forced tool choice, logit bias or penalty shaped the distribution."""
+    """A grammar, forced tool choice, logit bias or penalty shaped the distribution, or unknown defaults did."""
+    defaults_unknown: bool = False
+    """The agent left parameters out and the engine's defaults are not known: the numbers here are a guess, and
+    ``constrained`` is set, so that nothing is corrected by them."""
 
 
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,8 +49,14 @@ class FakeEngine:
     healthy: bool = True
     seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
     reply: Reply | None = None
+    neutral: bool = True
+    sampled_ids: list[int] = field(default_factory=lambda: [7, 8])
     num_probes: int = 0
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    probes_may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.probes_may_end.set()
 
     def replay(self, *names: str, split: int | None = None) -> None:
         """Answer with recorded exchanges in turn; a stream is cut into pieces of ``split`` bytes."""
@@ -89,19 +95,25 @@ class FakeEngine:
     async def completions(self, request: web.Request) -> web.Response:
         """vLLM's side of the probe: scores of -2 nats a token, sampled ones halved when tempered."""
         self.num_probes += 1
+        await self.probes_may_end.wait()
         asked = await request.json()
+        if asked.get("logprobs"):
+            scale = 1.0 if self.neutral or "temperature" in asked else 1.5
+            top = {f"token_id:{token}": -0.5 * scale * (token + 1) for token in range(5)}
+            return web.json_response({"choices": [{"logprobs": {"top_logprobs": [top]}}]})
         if "prompt_logprobs" in asked:
             ids = asked["prompt"]
             scores = [None, *({str(token): {"logprob": -2.0}} for token in ids[1:])]
             return web.json_response({"choices": [{"prompt_logprobs": scores}]})
         value = -1.0 if self.tempered else -2.0
         logprobs = {"token_logprobs": [value, value]}
-        choice = {"prompt_token_ids": [5, 6], "token_ids": [7, 8], "logprobs": logprobs}
+        choice = {"prompt_token_ids": [5, 6], "token_ids": self.sampled_ids, "logprobs": logprobs}
         return web.json_response({"choices": [choice]})
 
     async def generate(self, request: web.Request) -> web.Response:
         """SGLang's side of the probe."""
         self.num_probes += 1
+        await self.probes_may_end.wait()
         asked = await request.json()
         if "input_ids" in asked:
             entries = [[None if i == 0 else -2.0, token, None] for i, token in enumerate(asked["input_ids"])]
@@ -113,6 +125,9 @@ class FakeEngine:
         }
         return web.json_response({"meta_info": meta})
 
+    async def server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"sampling_defaults": "openai" if self.neutral else "model"})
+
     async def other(self, request: web.Request) -> web.Response:
         headers = {name: value for name, value in request.headers.items()}
         body = (await request.read()).decode()
@@ -123,6 +138,7 @@ class FakeEngine:
         app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/server_info", self.server_info)
         app.router.add_post("/generate", self.generate)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_route("*", "/{rest:.*}", self.other)
@@ -182,14 +198,17 @@ StartProxy = Callable[..., AbstractAsyncContextManager[RunningProxy]]
 
 
 @asynccontextmanager
-async def start_proxy(config: Config, broker: Any) -> AsyncIterator[RunningProxy]:
-    """Run the real proxy over ``broker`` until the block ends."""
+async def start_proxy(config: Config, broker: Any, probed: bool = True) -> AsyncIterator[RunningProxy]:
+    """Run the real proxy over ``broker`` until the block ends; ``probed``: once it knows what it can of its engines."""
     async with make_deps(config, broker) as deps, running(deps):
         server = make_server(deps)
         server.config.port = 0
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.005)
+        async with asyncio.timeout(10):
+            while probed and not all(known["behaviour_space"] or known["problem"] for known in deps.watch.describe()):
+                await asyncio.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=40)) as session:
@@ -204,10 +223,11 @@ def proxy(fake_engine: FakeEngine, tmp_path: Path) -> StartProxy:
     """Starts a proxy before the fake engine: ``async with proxy(section={…}) as running``."""
 
     @asynccontextmanager
-    async def start(broker: Any = None, **changes: dict[str, Any]) -> AsyncIterator[RunningProxy]:
+    async def start(broker: Any = None, probed: bool = True, **changes: dict[str, Any]) -> AsyncIterator[RunningProxy]:
         own = MemoryBroker() if broker is None else broker
         await own.ensure_groups()
-        async with start_proxy(make_config(fake_engine, tmp_path / "spool", **changes), own) as running_proxy:
+        config = make_config(fake_engine, tmp_path / "spool", **changes)
+        async with start_proxy(config, own, probed) as running_proxy:
             yield running_proxy
         if broker is None:
             await own.close()

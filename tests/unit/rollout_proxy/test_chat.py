@@ -324,3 +324,243 @@ async def test_count_mismatch(fake_engine: Any, proxy: Any, wire: Any) -> None:
         (capture,) = await running.captures()
     assert capture.problem == "count_mismatch"
     assert capture.problem_detail == "7 ids, 8 log-probabilities, usage.completion_tokens 8"
+
+
+def whole_of(answer: Any) -> Any:
+    async def reply(request: web.Request) -> web.StreamResponse:
+        text = answer if isinstance(answer, str) else json.dumps(answer, separators=(",", ":"))
+        return web.Response(text=text, content_type="application/json")
+
+    return reply
+
+
+def stream_of(*events: str, end: str = "\n\n") -> Any:
+    async def reply(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="".join(event + end for event in events), content_type="text/event-stream")
+
+    return reply
+
+
+async def test_message_null_is_a_problem_not_a_failure(fake_engine: Any, proxy: Any, wire: Any) -> None:
+    body = wire("vllm", "chat_stop")["body"]
+    body["choices"][0]["message"] = None
+    fake_engine.reply = whole_of(body)
+    async with proxy() as running:
+        status, data = await running.ask(QUESTION)
+        (capture,) = await running.captures()
+        assert len(running.deps.flight) == 0
+    assert (status, json.loads(data)["choices"][0]["message"]) == (200, None)
+    assert_nothing_of_ours(json.loads(data))
+    assert (capture.problem, capture.problem_detail) == ("not_trainable", "the answer's message is b'null', no object")
+
+
+@pytest.mark.parametrize("ids", [[2**31], [-1], [10**30], ["5"], [[1]], {}, [1.5]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ids_that_are_none_are_missing(ids: Any, stream: bool, fake_engine: Any, proxy: Any, wire: Any) -> None:
+    if stream:
+        events = wire("vllm", "chat_stream_stop")["body"].split("\n\n")[:-1]
+        documents = [json.loads(event[6:]) for event in events[:-1]]
+        for document in documents:
+            for choice in document["choices"]:
+                if choice.get("token_ids"):
+                    choice["token_ids"] = ids
+        fake_engine.reply = stream_of(
+            *("data: " + json.dumps(document, separators=(",", ":")) for document in documents), "data: [DONE]"
+        )
+    else:
+        body = wire("vllm", "chat_stop")["body"]
+        body["choices"][0]["token_ids"] = ids
+        fake_engine.reply = whole_of(body)
+    async with proxy() as running:
+        status, data = await running.ask(QUESTION | {"stream": stream})
+        (capture,) = await running.captures()
+        assert len(running.deps.flight) == 0
+    assert status == 200
+    for document in events_of(data) if stream else [json.loads(data)]:
+        assert_nothing_of_ours(document)
+    assert (capture.status, capture.problem) == ("complete", "ids_missing")
+
+
+async def test_mixed_prompt_ids_are_missing_not_filtered(fake_engine: Any, proxy: Any, wire: Any) -> None:
+    fake_engine.kind = "sglang"
+    events = wire("sglang", "chat_stream_stop")["body"].split("\n\n")[:-1]
+    mixed = []
+    for event in events:
+        if "sglext" in event:
+            document = json.loads(event[6:])
+            first = document["sglext"]["input_ids"][0]
+            document["sglext"]["input_ids"] = [7, first if isinstance(first, list) else [first], 9]
+            event = "data: " + json.dumps(document, separators=(",", ":"))
+        mixed.append(event)
+    assert mixed != events
+    fake_engine.reply = stream_of(*mixed)
+    async with proxy() as running:
+        await running.ask(QUESTION | {"stream": True})
+        (capture,) = await running.captures()
+    assert (capture.status, capture.problem) == ("complete", "ids_missing")
+    assert "mixes 1 lists among 3" in capture.problem_detail
+
+
+@pytest.mark.parametrize(
+    "delta",
+    ["5", '"text"', "[]", '{"tool_calls":5}', '{"tool_calls":[5]}', '{"tool_calls":[{"function":{"arguments":{}}}]}'],
+)
+async def test_odd_delta_does_not_cut_the_stream(delta: str, fake_engine: Any, proxy: Any, wire: Any) -> None:
+    events = wire("vllm", "chat_stream_stop")["body"].split("\n\n")[:-1]
+    twice = '{"id":"x","model":"m","choices":[{"index":0,"delta":%s,"token_ids":[1]}]}' % delta  # noqa: UP031
+    first = '{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{"}}]}}]}'
+    fake_engine.reply = stream_of(events[0], "data: " + first, "data: " + twice, *events[1:])
+    async with proxy() as running:
+        _, data = await running.ask(QUESTION | {"stream": True})
+        (capture,) = await running.captures()
+        assert len(running.deps.flight) == 0
+    seen = events_of(data)
+    assert json.dumps(json.loads(delta)) in [json.dumps(event["choices"][0]["delta"]) for event in seen]
+    assert not any(name in data.decode() for name in OURS)
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in seen[3:]).endswith("Paris.")
+    assert (capture.status, capture.problem) == ("complete", "not_trainable")
+
+
+@pytest.mark.parametrize(
+    "event", ['{"choices":5,"token_ids":[1]}', '{"choices":[{"index":"a","token_ids":[1]}]}', "[1]", "not JSON"]
+)
+async def test_unreadable_event_passes_without_what_is_ours(
+    event: str, fake_engine: Any, proxy: Any, wire: Any
+) -> None:
+    events = wire("vllm", "chat_stream_stop")["body"].split("\n\n")[:-1]
+    fake_engine.reply = stream_of(events[0], "data: " + event, 'data: {"token_ids":[1', *events[1:])
+    async with proxy() as running:
+        _, data = await running.ask(QUESTION | {"stream": True})
+        (capture,) = await running.captures()
+    assert data.endswith(b"data: [DONE]\n\n") and b"token_ids" not in data and b"Paris" in data
+    assert capture.problem == "aborted"
+
+
+@pytest.mark.parametrize("answer", ['{"choices":5,"token_ids":[1]}', '{"choices":[{"index":"a","token_ids":[1]}]}'])
+async def test_unreadable_body_passes_without_what_is_ours(answer: str, fake_engine: Any, proxy: Any) -> None:
+    fake_engine.reply = whole_of(answer)
+    async with proxy() as running:
+        status, data = await running.ask(QUESTION)
+        (capture,) = await running.captures()
+    assert status == 200 and "choices" in json.loads(data) and b"token_ids" not in data
+    assert capture.problem == "aborted"
+
+
+async def test_half_a_body_is_no_answer(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.reply = whole_of('{"choices":[{"index":0,"token_ids":[1')
+    async with proxy() as running:
+        status, data = await running.ask(QUESTION)
+        (capture,) = await running.captures()
+    assert (status, json.loads(data)["error"]["code"]) == (502, "engine_unreachable")
+    assert capture.problem == "aborted"
+
+
+@pytest.mark.parametrize("split", [1, 7, 1000])
+async def test_stream_with_crlf(split: int, fake_engine: Any, proxy: Any, wire: Any) -> None:
+    recorded = wire("vllm", "chat_stream_stop")["body"].replace("\n", "\r\n").encode()
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for start in range(0, len(recorded), split):
+            await response.write(recorded[start : start + split])
+        await response.write_eof()
+        return response
+
+    fake_engine.reply = reply
+    async with proxy() as running:
+        _, data = await running.ask(QUESTION | {"stream": True})
+        (capture,) = await running.captures()
+    assert data.endswith(b"data: [DONE]\r\n\r\n")
+    for event in events_of(data.replace(b"\r\n", b"\n")):
+        assert_nothing_of_ours(event)
+    assert (capture.status, capture.problem) == ("complete", None)
+
+
+@pytest.mark.parametrize("ending", ["[DONE]", "usage"])
+async def test_client_that_leaves_after_the_answer_got_it(ending: str, fake_engine: Any, proxy: Any, wire: Any) -> None:
+    events = wire("vllm", "chat_stream_stop")["body"].split("\n\n")[:-1]
+    assert events[-1] == "data: [DONE]"
+    if ending == "usage":
+        events = events[:-1]
+
+    async def lingering(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(("\n\n".join(events) + "\n\n").encode())
+        await asyncio.sleep(60)
+        return response
+
+    fake_engine.reply = lingering
+    async with proxy() as running:
+        body = QUESTION | {"stream": True}
+        async with running.session.post(running.url + "/v1/chat/completions", json=body) as response:
+            got = b""
+            while b'"finish_reason":"stop"' not in got:
+                got += await response.content.readany()
+            await asyncio.sleep(0.2)
+            response.close()
+        (capture,) = await running.captures()
+    assert (capture.status, capture.problem, capture.finish_reason) == ("complete", None, "stop")
+
+
+async def test_request_before_the_probe_is_served_and_not_trained(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.replay("chat_stop")
+    fake_engine.probes_may_end.clear()
+    async with proxy(probed=False) as running:
+        async with asyncio.timeout(2):
+            answers = await asyncio.gather(*(running.ask(QUESTION) for _ in range(5)))
+        captures = await running.captures(5)
+        fake_engine.probes_may_end.set()
+        async with asyncio.timeout(5):
+            while not running.deps.watch.ready:
+                await asyncio.sleep(0.01)
+        await running.ask(QUESTION)
+        (later,) = await running.captures()
+    assert [status for status, _ in answers] == [200] * 5
+    assert {body["model"] for _, body in fake_engine.seen} == {"engine-name"}
+    assert {capture.problem for capture in captures} == {"not_trainable"}
+    assert {"not yet probed" in capture.problem_detail for capture in captures} == {True}
+    assert later.problem is None
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("neutral", "tempered", "asked", "unknown"),
+    [
+        (True, True, {}, False),
+        (False, True, {}, True),
+        (False, True, {"temperature": 0.5, "top_p": 1}, True),
+        (
+            False,
+            True,
+            {"temperature": 0.5, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1.0},
+            False,
+        ),
+    ],
+)
+async def test_what_is_left_out_is_guessed_only_where_it_is_known(
+    kind: str,
+    neutral: bool,
+    tempered: bool,
+    asked: dict[str, Any],
+    unknown: bool,
+    fake_engine: Any,
+    proxy: Any,
+) -> None:
+    fake_engine.kind, fake_engine.neutral, fake_engine.tempered = kind, neutral, tempered
+    fake_engine.replay("chat_stop")
+    async with proxy() as running:
+        await running.ask(QUESTION | asked)
+        (capture,) = await running.captures()
+    assert (capture.sampling.defaults_unknown, capture.sampling.constrained) == (unknown, unknown)
+    assert capture.problem is None
+
+
+async def test_raw_scores_do_not_show_what_was_sampled_from(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.tempered = False
+    fake_engine.replay("chat_stop")
+    async with proxy() as running:
+        await running.ask(QUESTION)
+        (capture,) = await running.captures()
+    assert capture.behaviour_space == "raw" and capture.sampling.defaults_unknown

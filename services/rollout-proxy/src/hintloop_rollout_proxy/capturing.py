@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from hintloop_contract.messages import Capture, DropReason, Sampling
 from hintloop_contract.tensors import PackedArray, pack
 
 from hintloop_rollout_proxy.engines.dialect import Answer
-from hintloop_rollout_proxy.problems import Problem, find_problem
+from hintloop_rollout_proxy.problems import Problem, check_ids, find_problem
 
 #: Finish reasons by which the engine says that it gave up.
 ABORT_REASONS = ("abort", "error")
@@ -32,6 +33,9 @@ class Exchange:
     session_done: bool = False
     traceparent: str = ""
     sampling: Sampling = field(default_factory=Sampling)
+    leaves_sampling_out: bool = False
+    shaped: bool = False
+    """Whether the request itself shapes the distribution: a grammar, forced tool choice, bias or penalty."""
     untrainable: str | None = None
     engine_url: str = ""
     behaviour_space: str | None = None
@@ -40,6 +44,16 @@ class Exchange:
     http_status: int = 200
     detail: str = ""
 
+    def choose(self, engine_url: str, behaviour_space: str | None, defaults_neutral: bool) -> None:
+        """An engine will answer. What the agent leaves out is guessed, unless the engine's defaults are neutral."""
+        self.engine_url, self.behaviour_space = engine_url, behaviour_space
+        if self.leaves_sampling_out:
+            self.sampling = msgspec.structs.replace(
+                self.sampling,
+                defaults_unknown=not defaults_neutral,
+                constrained=self.shaped or not defaults_neutral,
+            )
+
     def refuse(self, http_status: int, detail: str) -> None:
         """The engine, or the proxy in its place, answered with an error."""
         self.status, self.http_status, self.detail = "refused", http_status, detail
@@ -47,6 +61,16 @@ class Exchange:
     def abort(self, detail: str) -> None:
         """The answer was cut."""
         self.status, self.detail = "aborted", detail
+
+    def leave(self) -> None:
+        """The client closed the connection: after the answer, which then counts, or in its middle."""
+        if self.status == "refused":
+            return
+        if self.answer.whole and self.answer.error is None:
+            self.answer.finished = True
+            self.conclude()
+        else:
+            self.abort("the client closed the connection")
 
     def conclude(self) -> None:
         """The engine's answer ended: whole, or cut by the engine."""
@@ -70,7 +94,7 @@ def problem_of(exchange: Exchange) -> Problem | None:
         return DropReason.NOT_TRAINABLE, exchange.untrainable
     problem = find_problem(exchange.answer)
     if problem is None and exchange.behaviour_space is None:
-        return DropReason.NOT_TRAINABLE, "it is not known whether the engine's log-probabilities are after temperature"
+        return DropReason.NOT_TRAINABLE, "the engine is not yet probed: which log-probabilities it reports is unknown"
     return problem
 
 
@@ -111,7 +135,8 @@ def capture_of(exchange: Exchange, end_ms: int) -> Capture:
 
 
 def _ids(ids: list[int] | None) -> PackedArray | None:
-    return None if ids is None else pack(np.array(ids, dtype=np.int64), "int32")
+    # Ids that are none stay out; such a capture carries a problem and is never trained.
+    return None if ids is None or check_ids(ids) is not None else pack(np.array(ids, dtype=np.int64), "int32")
 
 
 def _logprobs(logprobs: list[float | None] | None) -> PackedArray | None:

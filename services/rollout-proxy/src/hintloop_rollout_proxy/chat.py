@@ -10,15 +10,23 @@ import aiohttp
 import msgspec
 import structlog
 from hintloop_contract.ids import new_id
+from hintloop_contract.messages import Capture
 
 from hintloop_rollout_proxy.asgi import DisconnectWatch, Receive, Send, send_body, send_refusal, send_start, send_whole
 from hintloop_rollout_proxy.capturing import Exchange, capture_of
 from hintloop_rollout_proxy.deps import ProxyDeps
-from hintloop_rollout_proxy.engines.dialect import Fields, Reader, Wishes
+from hintloop_rollout_proxy.engines.dialect import Answer, Fields, Reader, Wishes
 from hintloop_rollout_proxy.errors import EngineTimeoutError, EngineUnreachableError, RefusedError
 from hintloop_rollout_proxy.events import EventRelay
 from hintloop_rollout_proxy.gate import Client
-from hintloop_rollout_proxy.request import fill_defaults, read_sampling, session_key, untrainable
+from hintloop_rollout_proxy.request import (
+    fill_defaults,
+    is_constrained,
+    leaves_sampling_out,
+    read_sampling,
+    session_key,
+    untrainable,
+)
 from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
 from hintloop_rollout_proxy.writer import Parcel
 
@@ -87,7 +95,7 @@ class ChatHandler:
                         exchange.abort("the proxy shut down")
                         raise
                     task.uncancel()
-                    exchange.abort("the client closed the connection")
+                    exchange.leave()
         finally:
             await self._capture(exchange)
         return exchange.http_status
@@ -107,6 +115,8 @@ class ChatHandler:
             tenant=client.tenant,
             credential=client.credential,
             session_key=session_key(fields, headers),
+            leaves_sampling_out=leaves_sampling_out(fields),
+            shaped=is_constrained(fields),
             turn_type=turn_type or None,
             session_done=headers.get(b"x-session-done", b"").strip().lower() in (b"1", b"true"),
             traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
@@ -139,6 +149,7 @@ class ChatHandler:
     async def _refuse(self, exchange: Exchange, reply: Reply, error: RefusedError) -> None:
         """Tell the client, unless an answer began: then leaving it unfinished is what tells."""
         if not reply.started:
+            self._deps.metrics.refused.labels(error.code).inc()
             exchange.http_status = error.status
             await send_refusal(reply.send, error)
 
@@ -153,8 +164,8 @@ class ChatHandler:
         """Try the engines in turn until one can be reached."""
         last: EngineUnreachableError | None = None
         for engine in self._deps.pool.ordered():
-            await self._deps.watch.know(engine)
-            exchange.engine_url, exchange.behaviour_space = engine.url, engine.behaviour_space
+            await self._deps.watch.name(engine)
+            exchange.choose(engine.url, engine.behaviour_space, engine.defaults_neutral)
             try:
                 await self._ask(engine, exchange, raw_headers, self._asks(engine, exchange, fields, headers), reply)
                 return
@@ -202,11 +213,13 @@ class ChatHandler:
         elif response.content_type == "text/event-stream":
             await self._relay_stream(exchange, response, reader, reply)
         else:
-            data = read_whole(reader, await response.read())
+            seen = read_whole(reader, await response.read())
+            if seen is None:
+                raise aiohttp.ClientPayloadError("it is no JSON, and holds what only the proxy asked for")
             exchange.conclude()
             self._first_byte(exchange)
             reply.started = True
-            await send_whole(reply.send, response.status, answer_headers(response), data)
+            await send_whole(reply.send, response.status, answer_headers(response), seen)
 
     async def _relay_stream(
         self, exchange: Exchange, response: aiohttp.ClientResponse, reader: Reader, reply: Reply
@@ -231,8 +244,8 @@ class ChatHandler:
     async def _capture(self, exchange: Exchange) -> None:
         deps = self._deps
         try:
-            capture = capture_of(exchange, deps.clock.now_ms())
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            capture = self._make_capture(exchange)
+        except Exception as error:  # noqa: BLE001 - one capture, whatever is wrong with it
             deps.metrics.lost.labels("unreadable").inc()
             log.error("capture lost", turn_id=exchange.turn_id, error=repr(error))
             deps.flight.end(exchange.turn_id)
@@ -242,12 +255,24 @@ class ChatHandler:
             deps.metrics.problems.labels(capture.problem).inc()
         await deps.writer.put(Parcel(capture, exchange.traceparent))
 
+    def _make_capture(self, exchange: Exchange) -> Capture:
+        """The capture; of an answer that cannot be packed only the request, which may be another's next state."""
+        end_ms = self._deps.clock.now_ms()
+        try:
+            return capture_of(exchange, end_ms)
+        except Exception as error:  # noqa: BLE001 - one answer, whatever is wrong with it
+            log.error("answer cannot be captured", turn_id=exchange.turn_id, error=repr(error))
+            exchange.answer = Answer()
+            exchange.abort(f"the answer cannot be captured: {error!r:.200}")
+            return capture_of(exchange, end_ms)
 
-def read_whole(reader: Reader, data: bytes) -> bytes:
-    """Let ``reader`` see a whole body; one that it cannot read passes unchanged and is no sample."""
+
+def read_whole(reader: Reader, data: bytes) -> bytes | None:
+    """Let ``reader`` see a whole body; one that it cannot read is no sample, and passes but for what we asked."""
     try:
         return reader.body(data)
-    except (msgspec.DecodeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - the client gets its answer, whatever we cannot read of it
+        log.warning("unreadable answer", error=repr(error))
         reader.answer.finished = False
-        reader.answer.error = f"unreadable answer: {error}"
-        return data
+        reader.answer.error = f"unreadable answer: {error!s:.200}"
+        return reader.hide(data)

@@ -12,15 +12,21 @@ from hintloop_rollout_proxy.engines.dialect import Answer
 
 #: vLLM's chat API writes this where a log-probability is missing or minus infinity.
 PLACEHOLDER = -9999.0
+MAX_TOKEN_ID = 2**31 - 1
 
 Problem = tuple[DropReason, str]
 
 
 def find_problem(answer: Answer) -> Problem | None:
     """The first reason why a complete answer cannot be trained, or ``None``."""
+    if answer.fault is not None:
+        return DropReason(answer.fault[0]), answer.fault[1]
     if answer.prompt_ids is None or answer.response_ids is None:
         missing = "prompt" if answer.prompt_ids is None else "response"
         return DropReason.IDS_MISSING, f"the engine gave no {missing} token ids"
+    odd = check_ids(answer.prompt_ids) or check_ids(answer.response_ids)
+    if odd is not None:
+        return odd
     num_ids = len(answer.response_ids)
     if not num_ids or not _says_something(answer):
         return DropReason.EMPTY, f"{num_ids} tokens without text or tool call"
@@ -33,6 +39,14 @@ def find_problem(answer: Answer) -> Problem | None:
             f"{num_ids} ids, {num_logprobs} log-probabilities, usage.completion_tokens {usage}",
         )
     return check_logprobs(answer.logprobs)
+
+
+def check_ids(ids: Sequence[int]) -> Problem | None:
+    """A token id is a non-negative int32."""
+    for position, token in enumerate(ids):
+        if not 0 <= token <= MAX_TOKEN_ID:
+            return DropReason.IDS_MISSING, f"token id {token} at token {position} is no non-negative 32-bit integer"
+    return None
 
 
 def check_logprobs(logprobs: Sequence[float | None]) -> Problem | None:
@@ -53,4 +67,6 @@ def _says_something(answer: Answer) -> bool:
 def message_says_something(message_json: bytes) -> bool:
     """Whether an assistant message has text, a tool call or reasoning."""
     message = msgspec.json.decode(message_json)
+    if not isinstance(message, dict):
+        return False
     return any(message.get(key) for key in ("content", "tool_calls", "reasoning_content", "reasoning", "refusal"))

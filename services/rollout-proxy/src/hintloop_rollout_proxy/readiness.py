@@ -1,20 +1,46 @@
-"""Keeps what is known of the engines fresh: polls their health, probes one that came (back) up."""
+"""Keeps what is known of the engines fresh: polls their health, probes in the background one that came (back) up.
+
+No agent's request waits for a probe; until it is done answers are captured as not trainable.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 
 import structlog
 
 from hintloop_rollout_proxy.engines.dialect import Dialect
-from hintloop_rollout_proxy.engines.probe import EngineProbe
+from hintloop_rollout_proxy.engines.probe import EngineProbe, Health
 from hintloop_rollout_proxy.errors import ProbeError
 from hintloop_rollout_proxy.upstream import Engine, EnginePool
 
 POLL_S = 2.0
 POLL_WHILE_STARTING_S = 0.5
+#: Seconds until a failed probe is repeated: at first, and at most.
+PROBE_AGAIN_S = 0.5
+PROBE_AGAIN_MAX_S = 60.0
+#: Seconds that a request waits for the engine's model name, and that no other waits for it after a failure.
+NAME_TIMEOUT_S = 2.0
+NAME_AGAIN_S = 2.0
+#: Missed health checks in a row after which the engine may have been started anew without being seen to be gone.
+FORGET_AFTER = 3
 
 log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Look:
+    """What the watch did at one engine. Times are monotonic seconds."""
+
+    probe: EngineProbe
+    probing: asyncio.Task[None] | None = None
+    probe_at: float = 0.0
+    wait_s: float = PROBE_AGAIN_S
+    name_at: float = 0.0
+    missed: int = 0
+    failure: str | None = None
 
 
 class EngineWatch:
@@ -24,9 +50,7 @@ class EngineWatch:
         """Watch the engines of ``pool``; ``api_key`` may be empty."""
         self._pool = pool
         self._dialect = dialect
-        self._probes = {engine.url: EngineProbe(pool.session, engine.url, api_key) for engine in pool.engines}
-        self._locks = {engine.url: asyncio.Lock() for engine in pool.engines}
-        self._failures: dict[str, str] = {}
+        self._looks = {engine.url: Look(EngineProbe(pool.session, engine.url, api_key)) for engine in pool.engines}
 
     @property
     def ready(self) -> bool:
@@ -41,49 +65,78 @@ class EngineWatch:
                 "healthy": engine.healthy,
                 "model": engine.model,
                 "behaviour_space": engine.behaviour_space,
+                "defaults_neutral": engine.defaults_neutral,
                 "in_flight": engine.in_flight,
-                "problem": self._failures.get(engine.url),
+                "problem": self._looks[engine.url].failure,
             }
             for engine in self._pool.engines
         ]
 
-    async def know(self, engine: Engine) -> None:
-        """Probe the engine unless it is known. One that cannot be probed stays unknown, and the reason is kept."""
-        if engine.behaviour_space is not None:
+    async def name(self, engine: Engine) -> None:
+        """Learn under which name the engine serves, if need be. A failure leaves it unknown; nothing else waits."""
+        look = self._looks[engine.url]
+        if engine.model is not None or time.monotonic() < look.name_at:
             return
-        async with self._locks[engine.url]:
-            if engine.behaviour_space is not None:
-                return
-            probe = self._probes[engine.url]
-            engine.healthy = await probe.healthy()
-            if not engine.healthy:
-                self._failures[engine.url] = "not reachable, or not healthy"
-                return
-            try:
-                engine.model = await probe.served_model()
-                facts = await probe.facts(self._dialect.name, self._dialect.tempered_space)
-            except ProbeError as error:
-                if self._failures.get(engine.url) != str(error):
-                    log.warning("engine could not be probed; its answers will not be trained", error=str(error))
-                self._failures[engine.url] = str(error)
-                return
-            engine.model, engine.behaviour_space = facts.model, facts.behaviour_space
-            self._failures.pop(engine.url, None)
-            log.info("engine known", url=engine.url, model=engine.model, behaviour_space=engine.behaviour_space)
+        try:
+            engine.model = await look.probe.served_model(NAME_TIMEOUT_S)
+        except ProbeError as error:
+            look.name_at = time.monotonic() + NAME_AGAIN_S
+            log.debug("model name not known", url=engine.url, error=str(error))
 
     async def poll(self, engine: Engine) -> None:
-        """One look at one engine. One that was away is probed anew: it may run with other settings."""
-        healthy = await self._probes[engine.url].healthy()
-        if not healthy:
-            if engine.healthy:
-                log.warning("engine is away", url=engine.url)
-            engine.healthy, engine.behaviour_space = False, None
+        """One look at one engine. One that was gone is probed anew: it may run with other settings."""
+        look = self._looks[engine.url]
+        health = await look.probe.health()
+        if health is Health.GOOD:
+            engine.healthy, look.missed = True, 0
+            if engine.behaviour_space is not None:
+                look.failure = None
+            elif look.probing is None and time.monotonic() >= look.probe_at:
+                look.probing = asyncio.create_task(self._learn(engine, look))
             return
-        engine.healthy = True
-        await self.know(engine)
+        if engine.healthy:
+            log.warning("engine is away", url=engine.url, health=health.value)
+        engine.healthy, look.failure = False, "not reachable, or not healthy"
+        look.missed += 1
+        if health is Health.GONE or look.missed >= FORGET_AFTER:
+            self._forget(engine, look)
+
+    def _forget(self, engine: Engine, look: Look) -> None:
+        engine.model, engine.behaviour_space, engine.defaults_neutral = None, None, False
+        look.probe_at, look.wait_s = 0.0, PROBE_AGAIN_S
+        if look.probing is not None:
+            look.probing.cancel()
+            look.probing = None
+
+    async def _learn(self, engine: Engine, look: Look) -> None:
+        """Probe one engine. A failure is repeated later and later; the reason is kept."""
+        me = asyncio.current_task()
+        try:
+            facts = await look.probe.facts(self._dialect.name, self._dialect.tempered_space)
+        except Exception as error:  # noqa: BLE001 - whatever an engine answers, the watch goes on
+            if look.failure != str(error):
+                log.warning("engine could not be probed; its answers will not be trained", error=repr(error))
+            look.failure = str(error) or repr(error)
+            look.probe_at, look.wait_s = time.monotonic() + look.wait_s, min(2 * look.wait_s, PROBE_AGAIN_MAX_S)
+        else:
+            engine.model, engine.behaviour_space = facts.model, facts.behaviour_space
+            engine.defaults_neutral, look.failure = facts.defaults_neutral, None
+            log.info("engine known", url=engine.url, **_known(engine))
+        finally:
+            if look.probing is me:
+                look.probing = None
 
     async def run(self) -> None:
         """Poll for ever."""
-        while True:
-            await asyncio.gather(*(self.poll(engine) for engine in self._pool.engines))
-            await asyncio.sleep(POLL_S if self.ready else POLL_WHILE_STARTING_S)
+        try:
+            while True:
+                await asyncio.gather(*(self.poll(engine) for engine in self._pool.engines))
+                await asyncio.sleep(POLL_S if self.ready else POLL_WHILE_STARTING_S)
+        finally:
+            for look in self._looks.values():
+                if look.probing is not None:
+                    look.probing.cancel()
+
+
+def _known(engine: Engine) -> dict[str, object]:
+    return {name: getattr(engine, name) for name in ("model", "behaviour_space", "defaults_neutral")}

@@ -38,6 +38,8 @@ _GRAMMARS = (
 )
 _FLOATS = ("temperature", "top_p", "min_p")
 _INTEGERS = ("top_k", "max_tokens", "max_completion_tokens", "seed")
+#: Parameters for which an engine may take the model's own defaults (`generation_config.json`).
+_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 _TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "thinking")
 
@@ -139,7 +141,8 @@ def odd_sampling(fields: Fields) -> str | None:
 
 
 def read_sampling(fields: Fields) -> Sampling:
-    """Sampling parameters of a chat request; what is left out has the API's default."""
+    """Sampling parameters of a chat request; what is left out has the API's default, which holds where the engine's
+    defaults are known to be neutral (``Exchange.choose``)."""
     temperature, top_p = _number(fields, "temperature"), _number(fields, "top_p")
     top_k = _integer(fields, "top_k")
     limit = _integer(fields, "max_completion_tokens")
@@ -152,6 +155,11 @@ def read_sampling(fields: Fields) -> Sampling:
         seed=_integer(fields, "seed"),
         constrained=is_constrained(fields),
     )
+
+
+def leaves_sampling_out(fields: Fields) -> bool:
+    """Whether a parameter is left to the engine that shapes the distribution."""
+    return any(bytes(fields.get(name, ABSENT)) in (b"", NULL) for name in _DEFAULTED)
 
 
 def is_constrained(fields: Fields) -> bool:

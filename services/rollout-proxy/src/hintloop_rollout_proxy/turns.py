@@ -39,7 +39,8 @@ def find_obstacle(capture: Capture, training: TrainingSection) -> Problem | None
     if capture.version_oldest != capture.version_newest and not training.allow_mixed_version:
         return DropReason.MIXED_VERSION, f"weights {capture.version_oldest} to {capture.version_newest}"
     if capture.sampling.constrained and not training.allow_constrained:
-        return DropReason.CONSTRAINED, "training.allow_constrained is false"
+        why = "; the engine's sampling defaults are not known" if capture.sampling.defaults_unknown else ""
+        return DropReason.CONSTRAINED, f"training.allow_constrained is false{why}"
     return None
 
 

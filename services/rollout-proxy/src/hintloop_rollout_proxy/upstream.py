@@ -50,6 +50,8 @@ class Engine:
     healthy: bool = False
     model: str | None = None
     behaviour_space: str | None = None
+    defaults_neutral: bool = False
+    """Whether a sampling parameter that is left out is known to mean temperature 1 without truncation."""
 
 
 def request_headers(headers: Iterable[tuple[bytes, bytes]], engine_key: str | None) -> list[tuple[str, str]]:

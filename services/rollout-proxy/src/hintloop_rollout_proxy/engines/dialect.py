@@ -50,8 +50,20 @@ class Answer:
     spans: tuple[VersionSpan, ...] = ()
     finished: bool = False
     """The whole answer arrived (``[DONE]``, or the whole body)."""
+    fault: tuple[str, str] | None = None
+    """What of the answer could not be read: a ``DropReason`` and a detail; the first one found."""
     error: str | None = None
     """An error that the engine reported inside the answer, or what could not be read of it."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of it is outstanding: it ended, or its last token and the usage behind it were seen."""
+        return self.finished or (self.finish_reason is not None and self.usage_completion_tokens is not None)
+
+    def note_fault(self, reason: str, detail: str) -> None:
+        """Remember the first thing that could not be read."""
+        if self.fault is None:
+            self.fault = (reason, detail)
 
     def assistant_json(self) -> bytes | None:
         """The assistant message as the client received it, or ``None`` when none was begun."""
@@ -78,6 +90,10 @@ class Reader(Protocol):
 
     def body(self, data: bytes) -> bytes:
         """A whole non-streaming body; raises like :meth:`event`."""
+        ...
+
+    def hide(self, data: bytes) -> bytes | None:
+        """What the client may see of JSON that could not be read; ``None`` when that cannot be told either."""
         ...
 
 

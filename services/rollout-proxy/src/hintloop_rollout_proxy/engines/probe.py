@@ -1,16 +1,19 @@
 """Asks an engine what it does instead of assuming it: served model name, and which log-probabilities it reports.
 
 A few tokens are sampled at temperature 0.5 and then scored as a prompt (always at temperature 1). Equal numbers
-mean raw log-probabilities; different ones mean that the engine reports them after temperature.
+mean raw log-probabilities; different ones mean that the engine reports them after temperature. Whether parameters
+left out mean temperature 1 is asked in the same way, of one token's alternatives, or read from the engine's settings.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import aiohttp
 import msgspec
+import structlog
 
 from hintloop_rollout_proxy.errors import ProbeError
 
@@ -20,15 +23,34 @@ NUM_TOKENS = 12
 SAME_BELOW = 0.05
 #: ... and above which they are not. In between nothing is decided.
 DIFFERENT_ABOVE = 0.2
+#: Largest difference (nats) of one token's log-probability by which two equal requests may differ; keeping 95 % of
+#: the mass adds 0.05.
+DEFAULTS_WITHIN = 0.02
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NUM_ALTERNATIVES = 5
+#: The last repeats itself, where a penalty would show.
+DEFAULTS_PROMPTS = ("Once upon a time there was a", "The", "one two one two one two one")
 PROMPTS = ("Once upon a time there was a", "The", "Random words: lamp, river,")
+
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """``model`` as served; ``behaviour_space`` as in ``Capture``."""
+    """``model`` as served; ``behaviour_space`` as in ``Capture``; ``defaults_neutral``: proven to add nothing."""
 
     model: str
     behaviour_space: str
+    defaults_neutral: bool = False
+
+
+class Health(Enum):
+    """``GONE``: nothing listens, so the process ended. ``BAD``: it listens, and does not say that it is well."""
+
+    GOOD = "good"
+    BAD = "bad"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +71,20 @@ class EngineProbe:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
-    async def healthy(self) -> bool:
-        """Whether ``/health`` answers 200."""
+    async def health(self) -> Health:
+        """How ``/health`` answers."""
         try:
             timeout = aiohttp.ClientTimeout(total=5)
             async with self._session.get(self._url + "/health", headers=self._headers, timeout=timeout) as response:
-                return response.status == 200
+                return Health.GOOD if response.status == 200 else Health.BAD
+        except aiohttp.ClientConnectorError as error:
+            return Health.GONE if isinstance(error.os_error, ConnectionRefusedError) else Health.BAD
         except (aiohttp.ClientError, TimeoutError, OSError):
-            return False
+            return Health.BAD
 
-    async def served_model(self) -> str:
-        """The first model of ``/v1/models``."""
-        document = await self._call("GET", "/v1/models", None)
+    async def served_model(self, timeout_s: float | None = None) -> str:
+        """The first model of ``/v1/models``; raises ``ProbeError``."""
+        document = await self._call("GET", "/v1/models", None, timeout_s)
         try:
             return str(document["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
@@ -77,13 +101,45 @@ class EngineProbe:
         for prompt in PROMPTS:
             try:
                 scores = await (self._vllm(model, prompt) if engine == "vllm" else self._sglang(prompt))
+                space, difference = decide(scores, tempered_space), mean_difference(scores)
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise ProbeError(f"{self._url} gave scores of an unknown shape: {error!r}") from error
-            space = decide(scores, tempered_space)
             if space is not None:
-                return EngineFacts(model, space)
-            seen.append(f"{mean_difference(scores):.3f}")
+                return EngineFacts(model, space, await self._defaults_neutral(engine, model, space))
+            seen.append(f"{difference:.3f}")
         raise ProbeError(f"{self._url}: log-probabilities differ by {', '.join(seen)} nats; raw or after temperature?")
+
+    async def _defaults_neutral(self, engine: str, model: str, space: str) -> bool:
+        """Whether what a request leaves out is proven to mean temperature 1 without truncation; false when unknown."""
+        try:
+            if engine != "vllm":
+                return await self._sglang_neutral()
+            # Raw log-probabilities do not show what was sampled from.
+            return space != "raw" and await self._vllm_neutral(model)
+        except (ProbeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            log.info("sampling defaults not seen", url=self._url, error=repr(error))
+            return False
+
+    async def _vllm_neutral(self, model: str) -> bool:
+        for prompt in DEFAULTS_PROMPTS:
+            ask = {"model": model, "prompt": prompt, "max_tokens": 1, "logprobs": NUM_ALTERNATIVES}
+            ask["return_tokens_as_token_ids"] = True
+            # The first fills the prefix cache, so that the others are computed in the same way.
+            await self._alternatives(ask | NEUTRAL)
+            if not same_alternatives(await self._alternatives(ask), await self._alternatives(ask | NEUTRAL)):
+                return False
+        return True
+
+    async def _alternatives(self, ask: dict[str, Any]) -> dict[str, float]:
+        choice = (await self._call("POST", "/v1/completions", ask))["choices"][0]
+        return {str(token): float(value) for token, value in choice["logprobs"]["top_logprobs"][0].items()}
+
+    async def _sglang_neutral(self) -> bool:
+        try:
+            settings = await self._call("GET", "/server_info", None)
+        except ProbeError:
+            settings = await self._call("GET", "/get_server_info", None)
+        return settings["sampling_defaults"] == "openai" and not settings.get("preferred_sampling_params")
 
     async def _vllm(self, model: str, prompt: str) -> Scores:
         sampling = {"temperature": TEMPERATURE, "top_p": 1.0, "seed": 7, "ignore_eos": True}
@@ -112,14 +168,13 @@ class EngineProbe:
         scored = [float(entry[0]) for entry in entries[len(prompt_ids) :]]
         return Scores(sampled=[float(entry[0]) for entry in sampled], scored=scored)
 
-    async def _call(self, method: str, path: str, document: Any) -> Any:
+    async def _call(self, method: str, path: str, document: Any, timeout_s: float | None = None) -> Any:
         body = None if document is None else msgspec.json.encode(document)
         headers = {**self._headers, "content-type": "application/json"}
         url = self._url + path
+        timeout = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.request(
-                method, url, data=body, headers=headers, timeout=self._timeout
-            ) as response:
+            async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
                 data = await response.read()
                 if response.status != 200:
                     raise ProbeError(f"{url} answered {response.status}: {data[:200]!r}")
@@ -138,6 +193,12 @@ def mean_difference(scores: Scores) -> float:
     if not pairs:
         raise ValueError("no token was sampled")
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
+
+
+def same_alternatives(one: dict[str, float], other: dict[str, float]) -> bool:
+    """Whether two requests saw one distribution: log-probabilities (nats) by token, of which most are in both."""
+    common = one.keys() & other.keys()
+    return len(common) >= NUM_ALTERNATIVES - 1 and all(abs(one[t] - other[t]) < DEFAULTS_WITHIN for t in common)
 
 
 def decide(scores: Scores, tempered_space: str) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from hintloop_contract.messages import DropReason
 
 from hintloop_rollout_proxy.engines.dialect import ABSENT, NULL, Answer, Wishes
 from hintloop_rollout_proxy.engines.splice import remove_member, replace_member, reserialise
@@ -35,6 +36,11 @@ class Usage(msgspec.Struct):
 
 _logprobs_decoder = msgspec.json.Decoder(ChoiceLogprobs | None)
 _ids_decoder = msgspec.json.Decoder(list[int] | None)
+#: No answer has more tokens; what is above is no count.
+MAX_COUNT = 2**31
+#: What reading JSON of an unexpected shape may raise.
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+
 _usage_decoder = msgspec.json.Decoder(Usage | None)
 
 
@@ -57,8 +63,13 @@ def read_ids(raw: msgspec.Raw) -> list[int] | None:
 def read_usage(raw: msgspec.Raw) -> int | None:
     """``completion_tokens`` of a ``usage`` member, or ``None``."""
     text = bytes(raw)
-    usage = _usage_decoder.decode(text) if text else None
-    return None if usage is None else usage.completion_tokens
+    try:
+        usage = _usage_decoder.decode(text) if text else None
+    except msgspec.DecodeError:
+        # An unknown number of tokens is a mismatch, which is what the capture will say.
+        return None
+    number = None if usage is None else usage.completion_tokens
+    return number if number is not None and 0 <= number <= MAX_COUNT else None
 
 
 def merge_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
@@ -109,7 +120,7 @@ class Choice(msgspec.Struct):
     """A choice of a chunk (``delta``) or of a whole answer (``message``); raw members are present or empty."""
 
     index: int = 0
-    delta: dict[str, Any] | None = None
+    delta: msgspec.Raw = ABSENT
     message: msgspec.Raw = ABSENT
     logprobs: msgspec.Raw = ABSENT
     finish_reason: str | None = None
@@ -179,7 +190,7 @@ class ChatReader:
         choice = next((choice for choice in reply.choices if choice.index == 0), None)
         if choice is not None:
             self._grow(choice)
-        self.take_ids(reply, choice)
+        self._take_ids(reply, choice)
         if not reply.choices and self._is_ours(reply, usage):
             return None
         return self._strip(data, reply)
@@ -192,12 +203,47 @@ class ChatReader:
         answer.usage_completion_tokens = read_usage(reply.usage)
         choice = next((choice for choice in reply.choices if choice.index == 0), None)
         if choice is not None:
-            answer.message_json = bytes(choice.message) or None
-            answer.logprobs = read_logprobs(choice.logprobs)
+            self._take_message(choice)
+            answer.logprobs = self._logprobs(choice)
             answer.finish_reason = choice.finish_reason
-        self.take_ids(reply, choice)
+        self._take_ids(reply, choice)
         answer.finished = True
         return self._strip(data, reply)
+
+    def hide(self, data: bytes) -> bytes | None:
+        """Hide without reading; see ``Reader.hide``."""
+        try:
+            return reserialise(data, self._hide_all)
+        except UNREADABLE:
+            names = (*self._hidden_choice, *self._hidden)
+            return None if any(f'"{name}"'.encode() in data for name in names) else data
+
+    def _hide_all(self, document: dict[str, Any]) -> None:
+        self._hide(document)
+        for name in self._hidden_choice:
+            document.pop(name, None)
+        if isinstance(document.get("model"), str):
+            document["model"] = self._public_model
+
+    def _take_ids(self, reply: Reply, choice: Choice | None) -> None:
+        try:
+            self.take_ids(reply, choice)
+        except UNREADABLE as error:
+            self.answer.note_fault(DropReason.IDS_MISSING, f"unreadable token ids: {error!s:.200}")
+
+    def _logprobs(self, choice: Choice) -> list[float | None] | None:
+        try:
+            return read_logprobs(choice.logprobs)
+        except UNREADABLE as error:
+            self.answer.note_fault(DropReason.LOGPROB_MISSING, f"unreadable log-probabilities: {error!s:.200}")
+            return None
+
+    def _take_message(self, choice: Choice) -> None:
+        message = bytes(choice.message)
+        if message.startswith(b"{"):
+            self.answer.message_json = message
+        else:
+            self.answer.note_fault(DropReason.NOT_TRAINABLE, f"the answer's message is {message[:40]!r}, no object")
 
     def _is_ours(self, reply: Reply, usage: int | None) -> bool:
         """Whether a chunk without choices holds nothing but what we asked for."""
@@ -207,9 +253,13 @@ class ChatReader:
 
     def _grow(self, choice: Choice) -> None:
         answer = self.answer
-        if choice.delta:
-            merge_delta(answer.message, choice.delta)
-        logprobs = read_logprobs(choice.logprobs)
+        delta = bytes(choice.delta)
+        if delta not in (b"", NULL):
+            try:
+                merge_delta(answer.message, msgspec.json.decode(delta, type=dict[str, Any]))
+            except UNREADABLE as error:
+                answer.note_fault(DropReason.NOT_TRAINABLE, f"unreadable delta: {error!r:.200}")
+        logprobs = self._logprobs(choice)
         if logprobs is not None:
             if answer.logprobs is None:
                 answer.logprobs = logprobs
@@ -238,7 +288,10 @@ class ChatReader:
         return out
 
     def _hide(self, document: dict[str, Any]) -> None:
-        for choice in document.get("choices") or []:
+        choices = document.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                continue
             if not self.wishes.logprobs and "logprobs" in choice:
                 choice["logprobs"] = None
             for name in self._hidden_choice:

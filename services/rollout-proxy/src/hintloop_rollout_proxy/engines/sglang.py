@@ -55,6 +55,16 @@ def spans_of(raw: msgspec.Raw) -> tuple[VersionSpan, ...]:
     return tuple(spans)
 
 
+def prompt_ids_of(input_ids: list[int | list[int]]) -> list[int]:
+    """The prompt's ids: the list itself, or the first of the lists in it. Raises ``ValueError`` when it is mixed."""
+    lists = [entry for entry in input_ids if isinstance(entry, list)]
+    if len(lists) == len(input_ids):
+        return lists[0]
+    if lists:
+        raise ValueError(f"sglext.input_ids mixes {len(lists)} lists among {len(input_ids)} entries")
+    return [entry for entry in input_ids if isinstance(entry, int)]
+
+
 class SglangDialect:
     """How SGLang is asked."""
 
@@ -122,7 +132,4 @@ class SglangReader(ChatReader):
         if sglext.output_ids is not None:
             answer.response_ids = sglext.output_ids[0] if sglext.output_ids else []
         if sglext.input_ids:
-            first = sglext.input_ids[0]
-            answer.prompt_ids = (
-                first if isinstance(first, list) else [i for i in sglext.input_ids if isinstance(i, int)]
-            )
+            answer.prompt_ids = prompt_ids_of(sglext.input_ids)

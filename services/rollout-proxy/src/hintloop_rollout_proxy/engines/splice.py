@@ -39,5 +39,7 @@ def reserialise(data: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
     ``json`` and not msgspec, because engines have been seen to write ``NaN``.
     """
     document: dict[str, Any] = json.loads(data)
+    if not isinstance(document, dict):
+        return data
     edit(document)
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
