@@ -76,6 +76,7 @@ def test_the_run_can_be_looked_at_afterwards(finished: Path) -> None:
     page = (finished / "tokens.html").read_text()
     assert "What the hints pushed" in page
     assert page.count('<div class="answer"><span') >= 1
+    assert page.count("with the hint:") >= 1
     assert not using(finished)
 
 

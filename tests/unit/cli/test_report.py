@@ -9,6 +9,7 @@ from hintloop.demo import report
 from hintloop.demo.advantages import StepAdvantages, pooled
 from hintloop.demo.options import DemoOptions
 from hintloop.demo.preference import Answer
+from hintloop.demo.run import show
 from hintloop.demo.user import Ledger
 from rich.console import Console
 
@@ -95,6 +96,28 @@ def test_report_for_people_shows_answers_as_they_are() -> None:
     text = console.export_text()
     assert "What is [rain]?" in text
     assert "[bold]Rain[/bold] is water." in text
+
+
+def test_the_end_of_a_run_reads_well_in_a_file_too(tmp_path: Path) -> None:
+    questions = ["rain", "snow", "a lake", "a desert"]
+    case = findings(
+        before=[Answer(f"What is {topic}?", topic, f"Before {topic}.", "stop") for topic in questions],
+        after=[Answer(f"What is {topic}?", topic, f"After {topic}.", "stop") for topic in questions],
+        ledger=Ledger(requests=80, refused=1, reasons=["APIError: [gone]"]),
+    )
+    folder = tmp_path / ("long" * 20)
+    written = io.StringIO()
+    show(Console(file=written, width=80), case, report.report(case), folder)
+    lines = written.getvalue().splitlines()
+    for topic in questions[:3]:
+        assert any(f"What is {topic}?" in line and f"Before {topic}." in line and "After" in line for line in lines)
+    assert not any("a desert" in line for line in lines)
+    assert any("link:no_next_state" in line and "30" in line for line in lines)
+    assert "APIError: [gone]" in lines
+    assert any(line.endswith(str(folder / "report.json")) for line in lines)
+    assert any(line.endswith(str(folder / "tokens.html")) for line in lines)
+    assert "\x1b" not in written.getvalue()
+    assert max(len(line) for line in lines if str(folder) not in line) <= 80
 
 
 def test_pooled_advantages_equal_those_of_all_tokens() -> None:

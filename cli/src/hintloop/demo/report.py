@@ -121,7 +121,7 @@ def _share(rate: float, interval: Sequence[float]) -> str:
 
 def summary(content: dict[str, Any]) -> Table:
     """The report's figures."""
-    table = Table(title="result", title_justify="left", show_edge=False, pad_edge=False)
+    table = Table(title="result, with 95 % intervals", title_justify="left", show_edge=False, pad_edge=False)
     for column in ("", "before", "after"):
         table.add_column(column)
     before, after = content["preference_before"], content["preference_after"]

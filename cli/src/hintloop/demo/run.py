@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -30,6 +31,7 @@ from hintloop.local.state_dir import StateDir
 
 EVAL_CONCURRENCY = 32
 TOKENS_PAGE = "tokens.html"
+REPORT = "report.json"
 
 
 def run_demo(options: DemoOptions) -> None:
@@ -57,12 +59,20 @@ def run_demo(options: DemoOptions) -> None:
         with Display(console) as display:
             findings = signals.run(play(), lambda: hurry(stacks))
         content = report.report(findings)
-        report.write(state.path / "report.json", content)
+        report.write(state.path / REPORT, content)
+    show(console, findings, content, state.path)
+
+
+def show(console: Console, findings: report.Findings, content: dict[str, Any], folder: Path) -> None:
+    """What the demo says at its end: answers, figures, what went wrong, and where to read on."""
+    if not console.is_terminal:
+        # A terminal has it on the screen already, from the live panel.
+        console.print(funnel.funnel_table(findings.snapshot), "")
     console.print(report.render(findings, content))
     for problem in [*findings.greedy_mismatches, *findings.ledger.reasons]:
         console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"report: {state.path / 'report.json'}", highlight=False, soft_wrap=True)
-    console.print(f"which tokens the hints pushed: {state.path / TOKENS_PAGE}", highlight=False, soft_wrap=True)
+    for what, name in (("the report", REPORT), ("which tokens the hints pushed (open in a browser)", TOKENS_PAGE)):
+        console.print(f"{what}: {folder / name}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _held_out(options: DemoOptions) -> list[Question]:
