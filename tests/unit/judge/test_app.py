@@ -19,6 +19,10 @@ async def test_routes_judge_as_the_stream_does() -> None:
         hints = (await http.post("/v1/hints", json=BODY)).json()
         assert (hints["hint"], hints["failed"], hints["backend"]) == ("One short sentence.", False, "rules")
         assert (await http.post("/v1/scores", json=BODY)).json()["score"] == -1
+        stopped = {**BODY, "next_state": [{"role": "user", "content": "[Request interrupted by user]"}]}
+        for route in ("scores", "hints"):
+            reply = (await http.post(f"/v1/{route}", json=stopped)).json()
+            assert (reply[route[:-1]], reply["votes"], reply["failed"]) == (None, [], False)
         for broken in ({**BODY, "next_state": []}, {**BODY, "extra": 1}, {"messages": []}):
             reply = await http.post("/v1/scores", json=broken)
             assert reply.status_code == 422

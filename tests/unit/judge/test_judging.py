@@ -189,7 +189,15 @@ async def test_a_stale_turn_is_dropped_before_it_is_paid_for() -> None:
 
 @pytest.mark.parametrize(
     "next_state",
-    [[], [{"role": "user", "content": "  "}], [{"role": "system", "content": "x"}], [{"role": "tool", "content": ""}]],
+    [
+        [],
+        [{"role": "user", "content": "  "}],
+        [{"role": "system", "content": "x"}],
+        [{"role": "tool", "content": ""}],
+        [{"role": "user", "content": "[Request interrupted by user]"}],
+        [{"role": "user", "content": "Error: Request timed out."}],
+        [{"role": "tool", "content": "Command timed out after 60 s"}],
+    ],
 )
 async def test_an_empty_reaction_is_not_judged(next_state: list[dict[str, Any]]) -> None:
     broker, backend = MemoryBroker(), Recorded()

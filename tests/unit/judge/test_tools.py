@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from hintloop_contract.config.schema import OpdSection
 from hintloop_judge.conversation import Exchange, ToolResult
-from hintloop_judge.rules import RulesBackend, judge_next_state, tool_score
+from hintloop_judge.rules import RulesBackend, judge_next_state
+from hintloop_judge.tool_outcomes import tool_score
 
 SECTION = OpdSection()
 
@@ -14,74 +15,13 @@ def exchange(*next_state: dict[str, Any]) -> Exchange:
     return Exchange(({"role": "user", "content": "go"},), {"role": "assistant", "content": "done"}, next_state)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'Traceback (most recent call last):\n  File "a.py", line 1\nNameError: x',
-        "ValueError: invalid literal for int()",
-        "Error: file not found",
-        "error[E0382]: borrow of moved value",
-        "Process exited with code 127",
-        "exit code: 1",
-        "exit status 2",
-        '{"exit_code": 3, "stdout": ""}',
-        '{"success": false}',
-        '{"error": "no such user"}',
-        "HTTP/1.1 404 Not Found",
-        "status code 500",
-        '{"status": 422}',
-        "===== 2 failed, 8 passed in 0.31s =====",
-        "FAILED (failures=1)",
-        "bash: foo: command not found",
-        "cat: a.txt: No such file or directory",
-        "fatal: not a git repository",
-    ],
-)
-def test_failures(text: str) -> None:
-    assert tool_score([ToolResult(text)]) == -1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "exit code 0",
-        "10 passed in 0.2s",
-        '{"success": true}',
-        "HTTP 200",
-        "Successfully installed x",
-        "0 failed, 3 passed",
-    ],
-)
-def test_successes(text: str) -> None:
-    assert tool_score([ToolResult(text)]) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "total 4\n-rw-r--r-- 1 a a 5 notes.md",
-        "0 errors",
-        "no errors found",
-        "class ParseError(Exception): pass",
-        '{"error": null}',
-    ],
-)
-def test_output_that_does_not_tell(text: str) -> None:
-    assert tool_score([ToolResult(text)]) == 0
-
-
-@pytest.mark.parametrize("text", ["Command timed out after 60 s", "Request interrupted by user", ""])
-def test_what_is_never_judged(text: str) -> None:
-    assert tool_score([ToolResult(text)]) is None
-
-
 def test_the_agents_own_flag_wins() -> None:
     assert tool_score([ToolResult("2 failed", is_error=False)]) == 1
     assert tool_score([ToolResult("all good", is_error=True)]) == -1
 
 
 def test_any_failed_tool_counts() -> None:
-    assert tool_score([ToolResult("exit code 0"), ToolResult("exit code 1"), ToolResult("timed out")]) == -1
+    assert tool_score([ToolResult("exit code 0"), ToolResult("exit code 1")]) == -1
 
 
 def test_all_messages_after_the_answer_are_read() -> None:

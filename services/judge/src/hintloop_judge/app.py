@@ -10,12 +10,14 @@ from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
+from hintloop_contract.messages import Judgement
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from hintloop_judge.backends import Backend, Opinion
 from hintloop_judge.conversation import Exchange
 from hintloop_judge.metrics import JudgeMetrics
+from hintloop_judge.unjudged import judgeable
 
 
 @dataclass(slots=True)
@@ -68,8 +70,11 @@ def router(deps: JudgeDeps) -> APIRouter:
 
 
 async def _judge(deps: JudgeDeps, body: ExchangeBody, *, score: bool, hint: bool) -> Opinion:
+    exchange = judgeable(body.exchange())
+    if exchange is None:
+        return Opinion(Judgement(backend=deps.backend.name, model=deps.backend.model))
     try:
-        return await deps.backend.judge(body.exchange(), score=score, hint=hint)
+        return await deps.backend.judge(exchange, score=score, hint=hint)
     except DependencyError as error:
         raise HTTPException(status_code=503, detail=str(error)) from error
 

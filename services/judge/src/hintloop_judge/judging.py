@@ -14,9 +14,12 @@ from hintloop_contract.messages import DropReason, JudgedTurn, LinkedTurn
 from hintloop_contract.worker import Discard, Forward, Outcome
 
 from hintloop_judge.backends import Backend, Opinion
-from hintloop_judge.conversation import Exchange, message_text, read_exchange, tool_results
+from hintloop_judge.conversation import read_exchange
 from hintloop_judge.errors import RecordError
 from hintloop_judge.metrics import JudgeMetrics
+from hintloop_judge.unjudged import judgeable
+
+NOTHING_TO_JUDGE = "the next state holds no words of a user and no output of a tool, or only a timeout or interruption"
 
 
 class TurnJudge:
@@ -51,15 +54,16 @@ class TurnJudge:
 
     async def _judge(self, turn: LinkedTurn) -> Outcome:
         current = (await self._broker.weights()).current
+        # The configured steps are counted in versions: every optimizer step publishes exactly one.
         if current is not None and current - turn.version_oldest > self._max_staleness_steps:
             behind = f"made by version {turn.version_oldest}, current is {current}"
             return Discard(DropReason.STALE, f"{behind}, allowed are {self._max_staleness_steps} steps")
         record = await self._broker.get_turn(turn.turn_id)
         if record is None:
             raise RecordError(f"turn {turn.turn_id}: its record is gone; was it ended elsewhere?")
-        exchange = read_exchange(record)
-        if not has_reaction(exchange):
-            return Discard(DropReason.NO_SIGNAL, "the next state holds no words of a user and no output of a tool")
+        exchange = judgeable(read_exchange(record))
+        if exchange is None:
+            return Discard(DropReason.NO_SIGNAL, NOTHING_TO_JUDGE)
         opinion = await self._backend.judge(exchange, score=self._needs.score, hint=self._needs.hint)
         discard = decide(opinion, self._needs, drop_without_hint=self._drop_without_hint)
         if discard is not None:
@@ -68,12 +72,6 @@ class TurnJudge:
         self._metrics.scores.labels(score=str(judgement.score)).inc()
         counters = ("hinted",) if judgement.hint is not None else ()
         return Forward(JudgedTurn(turn=turn, judgement=judgement), counters)
-
-
-def has_reaction(exchange: Exchange) -> bool:
-    """Whether anything that can be judged came after the answer."""
-    spoken = any(m.get("role") not in ("system", "developer") and message_text(m).strip() for m in exchange.next_state)
-    return spoken or any(result.text.strip() or result.is_error for result in tool_results(exchange.next_state))
 
 
 def decide(opinion: Opinion, needs: SignalNeeds, *, drop_without_hint: bool) -> Discard | None:

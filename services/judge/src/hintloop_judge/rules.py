@@ -1,9 +1,9 @@
 """The rules backend: reads corrections, confirmations and tool outcomes without any model. Deterministic.
 
 Score: -1 for a correction, a complaint or a failed tool; +1 for a confirmation or a tool that says it succeeded;
-0 when the conversation goes on without either; ``None`` when there is nothing to judge (nothing came, or only a
-timeout or an interruption). The user's words outweigh the tools'. The hint is the preference or correction in the
-user's own words: the clauses that carry it, without greetings, thanks and the next question. English only.
+0 when the conversation goes on without either; ``None`` when there is nothing to judge. The user's words outweigh
+the tools'. The hint is the preference or correction in the user's own words: the clauses that carry it, without
+greetings, thanks and the next question. English only.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from hintloop_contract.messages import Judgement, Vote
 
 from hintloop_judge import rules_patterns as p
 from hintloop_judge.backends import Opinion
-from hintloop_judge.clauses import Clause, split_clauses
-from hintloop_judge.conversation import Exchange, ToolResult, tool_results, user_texts
+from hintloop_judge.clauses import split_clauses
+from hintloop_judge.conversation import Exchange, tool_results, user_texts
 from hintloop_judge.reading import Kind, Reading, read_clause
 from hintloop_judge.selection import hint_problem
+from hintloop_judge.tool_outcomes import tool_score
 
 BACKEND = "rules"
 
@@ -78,26 +79,6 @@ def judge_next_state(exchange: Exchange, section: OpdSection) -> tuple[int | Non
     if verdicts and not results:
         return 0, (hints[-1] if hints else None)
     return None, None
-
-
-def tool_score(results: list[ToolResult]) -> int | None:
-    """-1 when any tool failed, +1 when one says it succeeded, 0 for other output, ``None`` when none is judged."""
-    judged = [score for result in results if (score := _one_tool(result)) is not None]
-    if not judged:
-        return None
-    return -1 if -1 in judged else max(judged)
-
-
-def _one_tool(result: ToolResult) -> int | None:
-    if p.TOOL_UNJUDGED.search(result.text):
-        return None
-    if result.is_error is not None:
-        return -1 if result.is_error else 1
-    if any(pattern.search(result.text) for pattern in p.TOOL_ERROR):
-        return -1
-    if any(pattern.search(result.text) for pattern in p.TOOL_SUCCESS):
-        return 1
-    return 0 if result.text.strip() else None
 
 
 def read_text(text: str, section: OpdSection) -> Verdict:
@@ -217,8 +198,3 @@ def _without_openers(words: str) -> str:
     match = p.OPENER.match(words.lower().replace("’", "'"))
     rest = words[match.end() :] if match else words
     return rest if rest.strip() else words
-
-
-def clause_texts(text: str) -> list[tuple[str, Clause]]:
-    """Clauses with their original text; for looking at what the rules saw."""
-    return [(text[clause.start : clause.end], clause) for clause in split_clauses(text)]

@@ -242,42 +242,6 @@ PLEASANTRY = re.compile(
     r"lovely|awesome|excellent|exactly|there|sam|my friend|much appreciated|got it|understood|i see)\W*)+$"
 )
 
-#: Tool output that shows a failure, a success, and what says nothing about the answer.
-TOOL_ERROR = tuple(
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    for pattern in (
-        r"^Traceback \(most recent call last\)",
-        r"^\s*(?:\w+\.)*\w*(?:Error|Exception)\b\s*:",
-        r"^\s*(?:error|fatal|panic|fail(?:ed|ure)?)\b\s*(?:\[[^\]]*\])?\s*:",
-        r"\b(?:exit(?:ed)?|return(?:ed)?)(?:[ _-]*(?:code|status|with))*['\"]?\s*[:=]?\s*-?[1-9]\d*\b",
-        r"\breturncode['\"]?\s*[:=]\s*-?[1-9]\d*\b",
-        r"['\"]?\b(?:is_?error|failed)['\"]?\s*[:=]\s*true\b",
-        r"['\"]?\b(?:success|ok|passed)['\"]?\s*[:=]\s*false\b",
-        r"['\"]\berror['\"]\s*:\s*(?:\"[^\"]+\"|'[^']+'|\{)",
-        r"\b(?:HTTP(?:/\d(?:\.\d)?)?|status(?:[ _]?code)?)['\"]?\s*[:=]?\s*[45]\d\d\b",
-        r"\b(?:400 Bad Request|401 Unauthorized|403 Forbidden|404 Not Found|405 Method Not Allowed|409 Conflict|422 Unprocessable|"
-        r"500 Internal Server Error|502 Bad Gateway|503 Service Unavailable)",
-        r"\b[1-9]\d* (?:tests? )?(?:failed|failing|failures?|errors?)\b",
-        r"\b(?:failures|errors)\s*[:=]\s*[1-9]\d*\b",
-        r"command not found|no such file or directory|permission denied|segmentation fault|core dumped|"
-        r"cannot (?:find|open|stat|access)\b|undefined reference|syntax error",
-    )
-)
-TOOL_SUCCESS = tuple(
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    for pattern in (
-        r"\b(?:exit(?:ed)?|return(?:ed)?)(?:[ _-]*(?:code|status|with))*['\"]?\s*[:=]?\s*0\b",
-        r"\breturncode['\"]?\s*[:=]\s*0\b",
-        r"['\"]?\b(?:success|ok|passed)['\"]?\s*[:=]\s*true\b",
-        r"\b(?:HTTP(?:/\d(?:\.\d)?)?|status(?:[ _]?code)?)['\"]?\s*[:=]?\s*2\d\d\b",
-        r"\b(?:all (?:\d+ )?tests? passed|[1-9]\d* (?:tests? )?passed|0 failed|build succeeded|successfully \w+ed)\b",
-    )
-)
-TOOL_UNJUDGED = re.compile(
-    r"\btimed? ?out\b|\btimeout\b|\b(?:interrupted|cancel+ed|aborted|rejected|denied) by (?:the )?user\b|^\s*\[?request interrupted",
-    re.IGNORECASE | re.MULTILINE,
-)
-
 #: Blocks of a user message that the agent's harness wrote, and what quotes others.
 INJECTED = re.compile(
     r"<(system-reminder|environment_details|environment_context|context|additional_data)\b[^>]*>.*?</\1>|```.*?```|^>.*?$",
