@@ -37,7 +37,7 @@ class TrainerState(msgspec.Struct):
     run: str
     lineage: Lineage
     trained_turn_ids: list[str]
-    """Turns trained since the checkpoint before: they may still be in the stream."""
+    """Turns trained and not known to be acknowledged, whichever run trained them: they may still be in the stream."""
     num_trained: int
     """Samples trained over all runs."""
     model_path: str

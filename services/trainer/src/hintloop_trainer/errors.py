@@ -21,6 +21,14 @@ class TrainingError(HintloopError):
     """A step cannot be made; nothing was changed."""
 
 
+class WeightsError(HintloopError):
+    """The weights give scores that are no numbers; they are neither saved nor released."""
+
+
+class BackgroundError(HintloopError):
+    """Work in the background ended that should not have; training cannot go on without it."""
+
+
 class CheckpointError(HintloopError):
     """A checkpoint cannot be written or read."""
 

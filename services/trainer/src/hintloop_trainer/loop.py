@@ -6,10 +6,12 @@ spoken to in the background thread.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +24,7 @@ from hintloop_contract.errors import DependencyError
 from hintloop_trainer import checkpoints
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import TrainerState
-from hintloop_trainer.errors import PublishError
+from hintloop_trainer.errors import BackgroundError, PublishError, TrainingError, WeightsError
 from hintloop_trainer.learner import StepResult
 from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.publish.protocol import Publisher
@@ -64,6 +66,8 @@ class Progress:
     step: int = 0
     num_trained: int = 0
     lineage: Lineage = field(default_factory=Lineage)
+    collection: list[Held] = field(default_factory=list)
+    """Samples of the collection that is being trained, as far as no step was made with them yet."""
     unsaved: list[Held] = field(default_factory=list)
     """Trained since the last checkpoint, still pending in the stream."""
     saved_step: int = 0
@@ -86,9 +90,16 @@ class TrainingLoop:
         self._steps_at_start = 0
 
     def run(self) -> Progress:
-        """Train until asked to stop, or for ``training.max_steps`` steps; leaves a checkpoint behind."""
+        """Train until asked to stop, or for ``training.max_steps`` steps; leaves a checkpoint behind.
+
+        What is held is given back on every way out.
+
+        Raises:
+            BackgroundError: work in the background ended; a checkpoint is left behind.
+            WeightsError: the weights are no numbers; the last checkpoint stays the newest.
+        """
         try:
-            self._publish()
+            self._publish(self._probe())
             while not self._finished():
                 self._status("collecting")
                 held = self._collect()
@@ -96,22 +107,35 @@ class TrainingLoop:
                     self._train(held)
         except StopRequestedError:
             self._log.info("stopping")
-        self._close()
+        except BackgroundError:
+            self._close("failed")
+            raise
+        except BaseException:
+            # In the middle of a step the ranks may not agree any more: nothing that takes them all.
+            self._give_back()
+            self._status("failed")
+            raise
+        self._close("stopped")
         return self._progress
 
     def _finished(self) -> bool:
+        self._deps.background.check()
         done = self._progress.step - self._steps_at_start
         limit = self._training.max_steps
         return self._deps.stop.is_set() or (limit is not None and done >= limit)
 
-    def _close(self) -> None:
+    def _close(self, phase: str) -> None:
         self._save_if(self._progress.step > self._progress.saved_step)
+        self._give_back()
+        self._status(phase)
+
+    def _give_back(self) -> None:
         try:
-            self._deps.background.run(self._deps.source.release([]))
+            self._deps.background.run(self._deps.source.release(self._progress.collection))
         except DependencyError as error:
             # What is held stays pending and is claimed after `redis.claim_idle_ms`.
             self._log.warning("samples not released", detail=str(error))
-        self._status("stopped")
+        self._progress.collection = []
 
     # Waiting for what may be away
 
@@ -120,6 +144,7 @@ class TrainingLoop:
 
         Raises:
             StopRequestedError: asked to end meanwhile.
+            BackgroundError: work in the background ended meanwhile.
         """
         wait_s = FIRST_RETRY_S
         while True:
@@ -129,6 +154,7 @@ class TrainingLoop:
                 self._log.error(f"{what} failed, trying again", detail=str(error), wait_s=wait_s)
                 self._status(f"{what} failed", detail=str(error))
             self._deps.ranks.idle()
+            self._deps.background.check()
             if self._deps.stop.wait(wait_s):
                 raise StopRequestedError
             wait_s = min(2 * wait_s, LAST_RETRY_S)
@@ -168,31 +194,54 @@ class TrainingLoop:
 
     def _train(self, held: list[Held]) -> None:
         deps, size = self._deps, self._training.train_batch_size
+        self._progress.collection = list(held)
         self._insist("counting", lambda: deps.broker.count("batched", len(held)))
         batches = [held[start : start + size] for start in range(0, len(held), size)]
         encoder = msgspec.msgpack.Encoder()
         started = time.perf_counter()
         deps.ranks.call("begin", [[encoder.encode(item.sample) for item in batch] for batch in batches])
         prepared_s = time.perf_counter() - started
+        left_out: set[int] = set()
         for epoch in range(self._training.num_epochs):
             for index, batch in enumerate(batches):
+                if self._finished():
+                    break
+                if index in left_out:
+                    continue
                 self._status("training")
-                last = epoch == self._training.num_epochs - 1
-                self._step(index, batch, prepared_s if epoch == index == 0 else 0.0, last_pass=last)
+                try:
+                    self._step(index, batch, prepared_s if epoch == index == 0 else 0.0, first_pass=epoch == 0)
+                except TrainingError as error:
+                    left_out.add(index)
+                    self._leave_out(batch, error)
         due = self._progress.step - self._progress.saved_step >= self._training.save_interval
         self._save_if(due)
 
-    def _step(self, index: int, batch: list[Held], prepared_s: float, *, last_pass: bool) -> None:
+    def _leave_out(self, batch: list[Held], error: TrainingError) -> None:
+        """No step can be made with ``batch``, and the weights are as they were: its samples fail, training goes on."""
+        self._log.error("step left out", detail=str(error), turns=[held.sample.turn_id for held in batch])
+        attempts = self._deps.config.redis.max_attempts
+        for held in batch:
+            if held not in self._progress.collection:
+                # A step of an earlier pass was made with it.
+                continue
+            self._insist("failing a sample", partial(self._deps.source.fail, held, str(error), attempts))
+            self._progress.collection.remove(held)
+
+    def _step(self, index: int, batch: list[Held], prepared_s: float, *, first_pass: bool) -> None:
         progress, deps = self._progress, self._deps
         staleness = [progress.lineage.behind(item.sample.version_oldest) or 0 for item in batch]
         result: StepResult = deps.ranks.call("step", index)
         progress.step += 1
         progress.advantages.add(result.tally.of("advantage"))
-        if last_pass:
+        scores = self._probe()
+        if first_pass:
             progress.unsaved.extend(batch)
             progress.num_trained += len(batch)
-            self._insist("counting", lambda: self._count_trained(len(batch)))
-        seconds = self._publish()
+            trained = {held.entry.entry_id for held in batch}
+            progress.collection = [held for held in progress.collection if held.entry.entry_id not in trained]
+            self._insist("counting", lambda: deps.source.trained(batch))
+        seconds = self._publish(scores)
         metrics: Metrics = {
             "step": progress.step,
             "version": progress.lineage.current,
@@ -205,21 +254,32 @@ class TrainingLoop:
         self._log.info("step", **shown(metrics))
         self._status("trained", metrics)
 
-    async def _count_trained(self, count: int) -> None:
-        await self._deps.broker.count("trained", count)
-        await self._deps.broker.set_trained_pending(len(self._progress.unsaved))
-
     # Publishing
 
-    def _publish(self) -> dict[str, float]:
+    def _probe(self) -> list[float]:
+        """The probe's scores under the weights as they are.
+
+        Raises:
+            WeightsError: one is no number; these weights must not be saved or released.
+        """
+        scores: list[float] = self._deps.ranks.call("score", self._deps.probe_ids)
+        if not all(map(math.isfinite, scores)):
+            raise WeightsError(
+                f"the weights of step {self._progress.step} score the probe with values that are no numbers; they are "
+                f"neither saved nor released. A restart goes on from the last checkpoint in "
+                f"{self._training.checkpoint_dir}; lower training.learning_rate if it comes to this again"
+            )
+        return scores
+
+    def _publish(self, scores: list[float]) -> dict[str, float]:
         """Export the weights and release them under a new version; seconds by phase."""
         deps, progress = self._deps, self._progress
         self._status("publishing")
-        version = self._insist("taking a version", deps.broker.next_version)
+        above = progress.lineage.current or 0
+        version = self._insist("taking a version", lambda: deps.publisher.take_version(above))
         started = time.perf_counter()
         directory = Path(deps.config.publishing.weights_dir).resolve() / str(version)
         digest: str = deps.ranks.call("export", directory)
-        scores: list[float] = deps.ranks.call("score", deps.probe_ids)
         exported = time.perf_counter()
         fields = {
             "step": str(progress.step),
@@ -251,8 +311,6 @@ class TrainingLoop:
             deps.background.run(deps.source.finish(acknowledged))
         except DependencyError as error:
             # They stay pending, and are acknowledged by their turn ids when they come again.
-            deps.source.skip([held.sample.turn_id for held in acknowledged])
-            deps.source.forget(acknowledged)
             self._log.warning("samples not acknowledged yet", detail=str(error))
 
     def _state(self) -> TrainerState:
@@ -261,7 +319,7 @@ class TrainingLoop:
             step=progress.step,
             run=self._deps.run,
             lineage=progress.lineage,
-            trained_turn_ids=[held.sample.turn_id for held in progress.unsaved],
+            trained_turn_ids=self._deps.background.run(self._deps.source.unacknowledged()),
             num_trained=progress.num_trained,
             model_path=config.model.student_model_path,
             dtype=config.model.dtype,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
 import torch.distributed as dist
 
+from hintloop_trainer.errors import TrainingError
 from hintloop_trainer.megatron.parallel import Layout
 
 _STOP, _IDLE = "stop", "idle"
@@ -40,8 +42,13 @@ class Ranks:
             method, arguments = message[0]
             if method == _STOP:
                 return
-            if method != _IDLE:
+            if method == _IDLE:
+                continue
+            try:
                 getattr(self._target, method)(*arguments)
+            except TrainingError as error:
+                # All ranks alike made no step; what follows from it the leader says.
+                structlog.get_logger().info("no step", detail=str(error))
 
     def _announce(self, method: str, arguments: tuple[Any, ...]) -> None:
         if self._layout.world_size > 1:

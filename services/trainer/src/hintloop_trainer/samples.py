@@ -7,6 +7,7 @@ Everything read stays pending in the stream until :meth:`SampleSource.finish`: a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import traceback
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 from hintloop_contract.broker import Broker, Entry
-from hintloop_contract.errors import DependencyError
+from hintloop_contract.errors import DependencyError, HintloopError
 from hintloop_contract.messages import Drop, DropReason, Message, Sample, Stage
 from hintloop_contract.streams import SAMPLES
 
@@ -51,13 +52,34 @@ class SampleSource:
         self._waiting: list[Held] = []
         self._held: dict[str, str] = {}
         """Entry id by turn id, of everything unacknowledged."""
-        self._already_trained: set[str] = set()
+        self._saved: dict[str, float] = {}
+        """Turns that a durable checkpoint holds and that may still be in the stream; when that was noted, seconds."""
+        self._unsaved: dict[str, None] = {}
+        """Turns trained since the last checkpoint, in order."""
+        self._uncounted = 0
         self._arrived = asyncio.Condition()
         self._log = structlog.get_logger()
 
     def skip(self, turn_ids: Sequence[str]) -> None:
         """These turns are in a durable checkpoint: acknowledge them when they come."""
-        self._already_trained.update(turn_ids)
+        now_s = time.monotonic()
+        self._saved.update(dict.fromkeys(turn_ids, now_s))
+
+    async def start(self) -> None:
+        """Say that nothing is trained and unacknowledged: what an earlier run left is acknowledged as it comes."""
+        await self._broker.ensure_groups()
+        await self._broker.set_trained_pending(0)
+
+    async def trained(self, held: Sequence[Held]) -> None:
+        """Count samples that a step was made with; they stay pending until :meth:`finish`."""
+        fresh = [item.sample.turn_id for item in held if item.sample.turn_id not in self._unsaved]
+        # Noted first: the next checkpoint has to name them, whether or not Redis can be told now.
+        self._unsaved.update(dict.fromkeys(fresh))
+        self._uncounted += len(fresh)
+        if self._uncounted:
+            await self._broker.count("trained", self._uncounted)
+            self._uncounted = 0
+        await self._broker.set_trained_pending(len(self._unsaved))
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Read, claim and renew until ``stop``; waits out an absent broker."""
@@ -77,8 +99,15 @@ class SampleSource:
         if self._held:
             await self._broker.renew(SAMPLES, self._consumer, list(self._held.values()))
         free = self._capacity - len(self._waiting)
-        if free > 0:
-            await self._take(await self._broker.claim(SAMPLES, self._consumer, free, self._claim_idle_ms))
+        if free <= 0:
+            return
+        now_s = time.monotonic()
+        claimed = await self._broker.claim(SAMPLES, self._consumer, free, self._claim_idle_ms)
+        await self._take(claimed)
+        if len(claimed) < free:
+            # No entry is left that no one renews. What was trained long ago and did not come by now is gone.
+            settled_s = now_s - 2 * self._claim_idle_ms / 1000
+            self._saved = {turn_id: noted_s for turn_id, noted_s in self._saved.items() if noted_s > settled_s}
 
     async def _read(self) -> None:
         free = self._capacity - len(self._waiting)
@@ -88,12 +117,16 @@ class SampleSource:
         await self._take(await self._broker.read(SAMPLES, self._consumer, free, READ_BLOCK_MS))
 
     async def _take(self, entries: Sequence[Entry[Message]]) -> None:
-        known = [entry for entry in entries if entry.turn_id in self._already_trained]
+        known = {entry.turn_id: entry for entry in entries if entry.turn_id in self._saved}
         if known:
-            await self._broker.finish(known)
+            # Noted anew: should this fail, they take as long again to come back.
+            self.skip(list(known))
+            await self._broker.finish(list(known.values()))
+            for turn_id in known:
+                self._saved.pop(turn_id, None)
             self._log.info("acknowledged turns that the checkpoint holds", count=len(known))
         for entry in entries:
-            if entry.turn_id in self._already_trained or entry.turn_id in self._held:
+            if entry.turn_id in known or entry.turn_id in self._held:
                 continue
             await self._check(entry)
         async with self._arrived:
@@ -104,7 +137,7 @@ class SampleSource:
             if not isinstance(entry.message, Sample):
                 raise SampleError(f"the stream holds a {type(entry.message).__name__}, expected a Sample")
             read_example(entry.message, self._vocab_size)
-        except SampleError as error:
+        except HintloopError as error:
             # The same bytes fail every time: no second attempt.
             await self._broker.fail(
                 entry, stage=Stage.TRAIN, error=str(error), traceback=traceback.format_exc(), max_attempts=1
@@ -147,22 +180,33 @@ class SampleSource:
         self._waiting.remove(held)
         self._held.pop(held.sample.turn_id, None)
 
-    @property
-    def num_waiting(self) -> int:
-        """Samples read and not yet in a collection."""
-        return len(self._waiting)
-
     async def finish(self, trained: Sequence[Held]) -> None:
         """Acknowledge samples that a durable checkpoint holds."""
+        turn_ids = [held.sample.turn_id for held in trained]
+        # Until the acknowledgement is through they are to be acknowledged when they come again.
+        self.skip(turn_ids)
+        for turn_id in turn_ids:
+            self._held.pop(turn_id, None)
+            self._unsaved.pop(turn_id, None)
         await self._broker.finish([held.entry for held in trained])
-        await self._broker.set_trained_pending(0)
-        for held in trained:
-            self._held.pop(held.sample.turn_id, None)
+        for turn_id in turn_ids:
+            self._saved.pop(turn_id, None)
+        await self._broker.set_trained_pending(len(self._unsaved))
 
-    def forget(self, trained: Sequence[Held]) -> None:
-        """Stop renewing samples whose acknowledgement failed: they are claimed again, and acknowledged then."""
-        for held in trained:
-            self._held.pop(held.sample.turn_id, None)
+    async def unacknowledged(self) -> list[str]:
+        """Turns that are trained and may still be in the stream, whichever run trained them."""
+        return [*self._saved, *self._unsaved]
+
+    async def fail(self, held: Held, error: str, max_attempts: int) -> None:
+        """Count a failure of a sample; it comes again, or is dead after ``max_attempts``."""
+        dead = await self._broker.fail(
+            held.entry, stage=Stage.TRAIN, error=error, traceback="", max_attempts=max_attempts
+        )
+        self._held.pop(held.sample.turn_id, None)
+        if not dead:
+            # Should it fail, the sample is claimed after the idle time, for no one renews it.
+            with contextlib.suppress(DependencyError):
+                await self._broker.release(held.entry)
 
     async def release(self, untrained: Sequence[Held]) -> None:
         """Give back what waits, and ``untrained``, for any trainer to claim at once."""

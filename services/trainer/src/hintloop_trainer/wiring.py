@@ -137,14 +137,13 @@ def lead(
     loop = TrainingLoop(deps)
     loop.resume()
     ending = asyncio.Event()
-    background.run(broker.ensure_groups())
-    tasks = [
-        background.submit(source.serve(ending)),
-        background.submit(reconcile_forever(publisher, config.publishing.reconcile_interval_s, ending)),
-    ]
+    background.run(source.start())
+    background.run(publisher.restore())
+    background.keep("reading samples", source.serve(ending))
+    interval_s = config.publishing.reconcile_interval_s
+    background.keep("reconciling engines", reconcile_forever(publisher, interval_s, ending))
     try:
         return loop.run()
     finally:
         background.loop.call_soon_threadsafe(ending.set)
-        for task in tasks:
-            task.result(timeout=30)
+        background.finish(timeout_s=30)

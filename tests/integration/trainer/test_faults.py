@@ -1,0 +1,262 @@
+"""What goes wrong in a run, and what of it is lost: nothing that was not trained, and no weights that were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hintloop_contract.broker import WeightsState
+from hintloop_contract.errors import DependencyError
+from hintloop_contract.messages import Sample
+from hintloop_contract.streams import SAMPLES
+from hintloop_trainer import checkpoints
+from hintloop_trainer.admission import Admission
+from hintloop_trainer.errors import BackgroundError, TrainingError, WeightsError
+from hintloop_trainer.learner import Learner
+from hintloop_trainer.ranks import Ranks
+from hintloop_trainer.samples import SampleSource
+
+from .conftest import Bench, run
+
+MakeSample = Callable[..., Sample]
+
+
+def free(bench: Bench) -> list[str]:
+    """Turns that any trainer can claim at once."""
+    entries = run(bench, bench.broker.claim(SAMPLES, "another", 100, 60_000))
+    return sorted(entry.turn_id for entry in entries)
+
+
+def metrics(bench: Bench) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (bench.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def trained_ids(bench: Bench) -> list[str]:
+    return checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1]).trained_turn_ids
+
+
+async def away(*arguments: object) -> int:
+    raise DependencyError("redis", "cut off")
+
+
+def test_weights_that_are_no_numbers_are_neither_saved_nor_released(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(2)])
+    step = Learner.step
+
+    def ruin(learner: Learner, index: int) -> Any:
+        result = step(learner, index)
+        learner.model.decoder.final_layernorm.weight.data.fill_(float("nan"))
+        return result
+
+    monkeypatch.setattr(Learner, "step", ruin)
+    with pytest.raises(WeightsError, match="step 1 score the probe"):
+        bench.train(bench.config())
+    assert checkpoints.complete(bench.folder / "checkpoints") == []
+    assert [path.name for path in (bench.folder / "weights").glob("[0-9]*")] == ["1"]
+    assert run(bench, bench.broker.weights()) == WeightsState(current=1, updating=None)
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 2
+    assert run(bench, bench.broker.get_status("trainer"))["phase"] == "failed"
+
+
+def test_the_configured_optimizer_holds_after_a_resume(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(2)])
+    bench.train(bench.config(training={"max_steps": 1}))
+    bench.feed([make_sample(turn, version_oldest=2, version_newest=2) for turn in (10, 11)])
+    changed = {"max_steps": 1, "learning_rate": 3e-4, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95}
+    _, learner = bench.train(bench.config(training=changed))
+    assert [line["effective_learning_rate"] for line in metrics(bench)] == [1e-3, 3e-4]
+    assert metrics(bench)[-1]["effective_weight_decay"] == 0.1
+    for group in learner.optimizer.param_groups:
+        assert (group["lr"], group["betas"]) == (3e-4, (0.8, 0.95))
+        assert group["weight_decay"] == 0.1 * group["wd_mult"]
+
+
+BAD_FOR_BAD_SCORES = """
+from hintloop_trainer.losses.inputs import TokenLosses
+REQUIRES = {"score"}
+def compute_loss(inputs):
+    bad = inputs.scores_N < 0
+    return TokenLosses(inputs.logprobs_N.masked_fill(bad, float("nan")))
+"""
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("num_epochs", [1, 2])
+def test_a_batch_without_a_finite_loss_fails_and_training_goes_on(
+    bench: Bench, make_sample: MakeSample, attempts: int, num_epochs: int
+) -> None:
+    (bench.folder / "bad.py").write_text(BAD_FOR_BAD_SCORES)
+    bench.feed([make_sample(turn, score=-1) for turn in range(2)])
+    bench.feed([make_sample(turn, score=1) for turn in (2, 3)])
+    stop = threading.Event()
+    threading.Timer(6.0, stop.set).start()
+    config = bench.config(
+        training={"use_custom_loss": True, "custom_loss_path": "bad.py", "max_steps": 9, "num_epochs": num_epochs},
+        redis={"max_attempts": attempts, "claim_idle_ms": 1000},
+    )
+    progress, _ = bench.train(config, stop=stop)
+    assert (progress.step, progress.num_trained) == (num_epochs, 2)
+    assert run(bench, bench.broker.funnel()).drops == {("train", "dead"): 2}
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 0
+
+
+def test_a_malformed_sample_is_dead_and_reading_goes_on(bench: Bench, make_sample: MakeSample) -> None:
+    whole = make_sample(0)
+    cut = msgspec.structs.replace(whole.response_ids, data=whole.response_ids.data[:-1])
+    odd = msgspec.structs.replace(whole.prompt_ids, dtype="complex64")
+    bench.feed([make_sample(0, response_ids=cut), make_sample(1, prompt_ids=odd), make_sample(2), make_sample(3)])
+    progress, _ = bench.train(bench.config(training={"max_steps": 1}))
+    assert progress.num_trained == 2
+    assert run(bench, bench.broker.funnel()).drops == {("train", "dead"): 2}
+
+
+def test_a_reader_that_ends_ends_the_run_with_a_checkpoint(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(3)])
+    trained, read, broken = SampleSource.trained, SampleSource._read, threading.Event()
+
+    async def count(source: SampleSource, held: Any) -> None:
+        broken.set()
+        await trained(source, held)
+
+    async def fail(source: SampleSource) -> None:
+        if broken.is_set():
+            raise KeyError("data")
+        await read(source)
+
+    monkeypatch.setattr(SampleSource, "trained", count)
+    monkeypatch.setattr(SampleSource, "_read", fail)
+    with pytest.raises(BackgroundError, match="reading samples ended: KeyError"):
+        bench.train(bench.config(training={"max_steps": 5}))
+    assert trained_ids(bench) == ["turn-0000", "turn-0001"]
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 1
+    assert run(bench, bench.broker.get_status("trainer"))["phase"] == "failed"
+
+
+def test_turns_that_stay_unacknowledged_are_in_every_later_checkpoint(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(type(bench.broker), "finish", away)
+        bench.train(bench.config(training={"max_steps": 1}))
+    bench.feed([make_sample(turn, version_oldest=2, version_newest=2) for turn in (10, 11)])
+    # Too soon for the first two to be claimed: the second checkpoint has to carry them on.
+    bench.train(bench.config(training={"max_steps": 1}))
+    assert trained_ids(bench) == ["turn-0000", "turn-0001", "turn-0010", "turn-0011"]
+
+    stop = threading.Event()
+    threading.Timer(3.0, stop.set).start()
+    progress, _ = bench.train(bench.config(redis={"claim_idle_ms": 1000}), stop=stop)
+    assert (progress.step, progress.num_trained) == (2, 4)
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 0
+
+
+def test_a_stop_in_the_first_of_two_passes_forgets_no_step_and_keeps_no_sample(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    stop, trained = threading.Event(), SampleSource.trained
+
+    async def count(source: SampleSource, held: Any) -> None:
+        stop.set()
+        await trained(source, held)
+
+    monkeypatch.setattr(SampleSource, "trained", count)
+    config = bench.config(rollout={"rollout_batch_size": 4}, training={"num_epochs": 2, "max_steps": 9})
+    progress, _ = bench.train(config, stop=stop)
+    assert (progress.step, progress.num_trained) == (1, 2)
+    assert trained_ids(bench) == ["turn-0000", "turn-0001"]
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 2
+    assert free(bench) == ["turn-0002", "turn-0003"]
+
+
+def test_no_step_is_made_past_the_limit(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(6)])
+    config = bench.config(rollout={"rollout_batch_size": 6}, training={"max_steps": 2})
+    progress, _ = bench.train(config)
+    assert (progress.step, progress.num_trained) == (2, 4)
+    assert free(bench) == ["turn-0004", "turn-0005"]
+
+
+def test_what_an_earlier_run_said_of_trained_turns_does_not_stand(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(0)])
+    run(bench, bench.broker.set_trained_pending(7))
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    bench.train(bench.config(), stop=stop)
+    assert run(bench, bench.broker.untrained()) == 1
+
+
+def test_versions_rise_when_redis_lost_its_count(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    bench.train(bench.config())
+    broker: Any = bench.broker
+    run(bench, broker.client.flushall())
+    run(bench, bench.broker.ensure_groups())
+    bench.feed([make_sample(turn, version_oldest=3, version_newest=3) for turn in (10, 11)])
+    progress, _ = bench.train(bench.config(training={"max_steps": 1}))
+    assert [released.version for released in progress.lineage.versions] == [1, 2, 3, 4, 5]
+
+
+def test_turns_that_never_come_again_are_not_carried_for_ever(bench: Bench) -> None:
+    source = SampleSource(
+        bench.broker, "trainer", Admission(bench.config(), None), vocab_size=131, claim_idle_ms=150, capacity=4
+    )
+    source.skip(["gone"])
+
+    async def serve() -> list[list[str]]:
+        ending = asyncio.Event()
+        task = asyncio.create_task(source.serve(ending))
+        await asyncio.sleep(0.05)
+        found = [await source.unacknowledged()]
+        await asyncio.sleep(2.0)
+        found.append(await source.unacknowledged())
+        ending.set()
+        await task
+        return found
+
+    assert run(bench, serve()) == [["gone"], []]
+
+
+def test_followers_stay_when_no_step_is_made(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Target:
+        def step(self) -> None:
+            calls.append("step")
+            raise TrainingError("the loss is nan")
+
+        def save(self) -> None:
+            calls.append("save")
+
+    orders = iter([("step", ()), ("idle", ()), ("save", ()), ("stop", ())])
+
+    def broadcast(message: list[Any], src: int) -> None:
+        message[0] = next(orders)
+
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
+    Ranks(Target(), bench.layout).follow()
+    assert calls == ["step", "save"]
+
+
+def test_work_that_should_last_and_ends_is_noticed(bench: Bench) -> None:
+    async def end() -> None:
+        return None
+
+    bench.background.keep("reading samples", end())
+    with pytest.raises(BackgroundError, match="reading samples ended: without an error"):
+        for _ in range(500):
+            bench.background.check()
+            time.sleep(0.01)
+    bench.background.finish(5)
+    bench.background.check()
