@@ -110,6 +110,7 @@ async def test_another_linker_takes_over_what_is_undecided(
     """The first proxy dies with an answer undecided; the second links it from the captures alone."""
     broker = make_broker(redis_server.url)
     first = await asyncio.to_thread(start_proxy, "vllm", recorded_engine, redis_server.url)
+    await asyncio.to_thread(first.wait, "/hintloop/ready")
     async with httpx.AsyncClient(timeout=60) as client:
         await ask(client, first.url, "question")
         async with asyncio.timeout(30):
@@ -135,4 +136,38 @@ async def test_another_linker_takes_over_what_is_undecided(
     assert json.loads(record.messages) == messages[:1]
     assert (len(record.prompt_ids), len(record.response_ids), len(record.logprobs)) == (37, 8, 8)
     assert await asyncio.to_thread(second.stop) == 0
+    await broker.close()
+
+
+async def test_no_request_stops_the_writer_or_the_linker(
+    recorded_engine: str, redis_server: Any, start_proxy: Any, make_broker: Any
+) -> None:
+    """Hostile requests among good ones: the process lives, and the good ones become a turn."""
+    broker = make_broker(redis_server.url)
+    proxy = await asyncio.to_thread(start_proxy, "vllm", recorded_engine, redis_server.url)
+    await asyncio.to_thread(proxy.wait, "/hintloop/ready")
+    question, deep = {"role": "user", "content": "question"}, "[" * 3000
+    odd: list[dict[str, Any]] = [
+        {"messages": [{"role": "assistant", "tool_calls": 5}, question]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}, question]},
+        {"messages": [question], "seed": 10**30},
+        {"messages": [question], "top_k": 2**64},
+    ]
+    async with httpx.AsyncClient(timeout=60) as client:
+        await ask(client, proxy.url, "question")
+        for body in odd:
+            response = await client.post(proxy.url + "/v1/chat/completions", json={"model": "m", **body})
+            assert response.status_code == 200, response.text
+        answer = json.loads((WIRE / "chat_stop.json").read_text())["body"]["choices"][0]["message"]["content"]
+        messages = [question, {"role": "assistant", "content": answer}, {"role": "user", "content": "thanks"}]
+        response = await client.post(proxy.url + "/v1/chat/completions", json={"model": "m", "messages": messages})
+        async with asyncio.timeout(60):
+            while not (entries := await broker.read(TURNS, "test", 10, 200)):
+                pass
+        record = await broker.get_turn(entries[0].turn_id)
+        assert json.loads(record.next_state) == messages[2:]
+        state = (await client.get(proxy.url + "/hintloop/ready")).json()
+    assert {state["tasks"][name] for name in ("linker", "writer")} == {"running"}
+    assert (await broker.funnel()).drops == {("link", "dead"): 1, ("capture", "not_trainable"): 2}
+    assert await asyncio.to_thread(proxy.stop) == 0
     await broker.close()
