@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -41,7 +41,7 @@ def executable(path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / "constraints").mkdir()
     (tmp_path / "constraints/services.txt").write_text("torch==2\n")
@@ -53,7 +53,10 @@ def clone(tmp_path: Path) -> Path:
     executable(tmp_path / "engines/vllm/install.sh", ENGINE)
     executable(tmp_path / "engines/models/prepare.sh", "#!/bin/sh\necho /a/model\n")
     (tmp_path / "calls").touch()
-    return tmp_path
+    yield tmp_path
+    # A test that fails must leave nothing behind either.
+    for process in using(tmp_path):
+        process.kill()
 
 
 def start(clone: Path, *command: str) -> subprocess.Popen[str]:
@@ -94,12 +97,6 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def end(processes: list[psutil.Process]) -> None:
-    """A failed test must leave nothing behind either."""
-    for process in processes:
-        process.kill()
-
-
 def test_nothing_is_done_twice_and_nothing_said_then(clone: Path) -> None:
     code, output = run(clone, "scripts/prepare.sh", "vllm")
     assert code == 0, output
@@ -132,9 +129,7 @@ def test_an_interrupted_set_up_leaves_no_process_and_no_environment_that_counts(
     # A terminal signals the whole foreground group, `kill` a single process.
     os.killpg(process.pid, number) if whole_group else process.send_signal(number)
     process.communicate(timeout=30)
-    left = using(clone)
-    end(left)
-    assert left == []
+    assert using(clone) == []
     assert process.returncode == 128 + number
     assert not (clone / ".venv/hintloop-recipe").exists()
     (clone / "pip-takes-long").unlink()
@@ -147,9 +142,7 @@ def test_when_one_half_fails_the_other_is_stopped(clone: Path, fails: str, lasts
     (clone / f"{fails}-fails").touch()
     (clone / f"{lasts}-takes-long").touch()
     returned, output = run(clone, "scripts/prepare.sh", "vllm")
-    left = using(clone)
-    end(left)
-    assert left == []
+    assert using(clone) == []
     assert returned == code
     assert "failed" in output
 
