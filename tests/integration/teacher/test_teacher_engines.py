@@ -12,6 +12,7 @@ from hintloop_contract.config.schema import Config
 from hintloop_teacher.errors import MisalignedError, ProbeError, RenderMismatchError, TooLongError
 from hintloop_teacher.forced import tail_logprobs
 from hintloop_teacher.http import EngineClient
+from hintloop_teacher.policy_engines import PolicyEngines
 from hintloop_teacher.probe import detect, probe
 from hintloop_teacher.rendering import Renderer, Request
 from hintloop_teacher.scoring import ForcedScorer
@@ -56,8 +57,11 @@ async def client(engine: Any) -> AsyncIterator[EngineClient]:
 
 
 @pytest.fixture
-async def renderer() -> AsyncIterator[Renderer]:
-    renderer = Renderer(lambda address: EngineClient(address, dependency="policy-engine"))
+async def renderer(engine: Any, vocabulary: Vocabulary) -> AsyncIterator[Renderer]:
+    def connect(address: str) -> EngineClient:
+        return EngineClient(address, dependency="policy-engine")
+
+    renderer = Renderer(PolicyEngines(connect, [engine.base_url], engine.kind), vocabulary)
     yield renderer
     await renderer.close()
 

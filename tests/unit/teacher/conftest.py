@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from aiohttp import web
+
+CONTROL = "<|end|>"
+
+
+class CodePoints:
+    """The vocabulary of that engine; it has one control token, id 1."""
+
+    control_tokens: ClassVar = {1: CONTROL}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def encode(text: str) -> list[int]:
+    return [ord(char) for char in text.replace(CONTROL, chr(1))]
 
 
 def render(messages: list[dict[str, Any]], *, generation: bool = True, tools: Any = None) -> list[int]:
@@ -17,7 +32,7 @@ def render(messages: list[dict[str, Any]], *, generation: bool = True, tools: An
         content = message["content"]
         shown = content if isinstance(content, str) else "".join(part["text"] for part in content)
         text += f"<{message['role']}>{shown};"
-    return [ord(char) for char in text + ("<assistant>" if generation else "")]
+    return encode(text + ("<assistant>" if generation else ""))
 
 
 @dataclass
@@ -32,7 +47,7 @@ class FakeEngine:
         body = await request.json()
         self.requests.append((request.path, body))
         if "prompt" in body:
-            return web.json_response({"tokens": [ord(char) for char in body["prompt"]]})
+            return web.json_response({"tokens": encode(body["prompt"])})
         if self.status != 200:
             return web.json_response({"error": "no"}, status=self.status)
         generation = body.get("add_generation_prompt", True)
@@ -42,8 +57,7 @@ class FakeEngine:
         return web.json_response({"data": [{"id": "m"}]})
 
 
-@pytest.fixture
-async def policy() -> AsyncIterator[FakeEngine]:
+async def _served() -> AsyncIterator[FakeEngine]:
     fake = FakeEngine()
     app = web.Application()
     app.router.add_post("/tokenize", fake.tokenize)
@@ -56,3 +70,7 @@ async def policy() -> AsyncIterator[FakeEngine]:
     fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     yield fake
     await runner.cleanup()
+
+
+policy = pytest.fixture(_served, name="policy")
+other_policy = pytest.fixture(_served, name="other_policy")

@@ -38,6 +38,25 @@ def test_the_vocabulary_is_what_the_tokenizer_can_say(tmp_path: Path) -> None:
     assert not same_tokenizer(vocabulary.tokenizer, other.tokenizer)
 
 
+def test_control_tokens_are_special_or_markup(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "m")
+    tokenizer = Tokenizer.from_file(f"{path}/tokenizer.json")
+    tokenizer.add_tokens([AddedToken("<tool>", special=False), AddedToken("    ", special=False), AddedToken("okay")])
+    tokenizer.save(f"{path}/tokenizer.json")
+    assert set(read_vocabulary(path, path).control_tokens.values()) == {"<|end|>", "<tool>"}
+
+
+async def test_a_hint_format_with_a_control_token_is_refused(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    settings = {
+        "model": {"student_model_path": save_model(tmp_path / "m")},
+        "opd": {"hint_format": "<|end|>\n{hint}"},
+    }
+    with pytest.raises(ConfigError, match=r"opd\.hint_format.*<\|end\|>"):
+        await build_deps(Config.model_validate(settings), broker)
+    await broker.close()
+
+
 @pytest.mark.parametrize(("model", "words"), [("", "student_model_path is empty"), ("/nowhere", "config.json")])
 def test_a_student_that_cannot_be_read(model: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

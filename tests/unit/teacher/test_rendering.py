@@ -3,19 +3,36 @@ from typing import Any
 
 import pytest
 from hintloop_contract.errors import DependencyError
-from hintloop_teacher.errors import NoHintPlaceError, RecordError, RenderMismatchError
+from hintloop_teacher.errors import NoHintPlaceError, RecordError, RenderMismatchError, UnsafeHintError
 from hintloop_teacher.http import EngineClient
+from hintloop_teacher.policy_engines import PolicyEngines
 from hintloop_teacher.rendering import Renderer, Request, read_request
 
-from .conftest import FakeEngine, render
+from .conftest import CodePoints, FakeEngine, render
 
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "ask"}]
+GONE = "http://127.0.0.1:9"
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
+def connect(url: str) -> EngineClient:
+    return EngineClient(url, dependency="policy-engine", wait_s=0.01)
+
+
+def renderer_of(*urls: str, engine: str = "vllm") -> Renderer:
+    return Renderer(PolicyEngines(connect, urls, engine), CodePoints())
+
+
 @pytest.fixture
-async def renderer() -> AsyncIterator[Renderer]:
-    renderer = Renderer(lambda url: EngineClient(url, dependency="policy-engine", wait_s=0.01))
+async def renderer(policy: FakeEngine) -> AsyncIterator[Renderer]:
+    renderer = renderer_of(policy.url)
+    yield renderer
+    await renderer.close()
+
+
+@pytest.fixture
+async def sglang_renderer(policy: FakeEngine) -> AsyncIterator[Renderer]:
+    renderer = renderer_of(policy.url, engine="sglang")
     yield renderer
     await renderer.close()
 
@@ -44,8 +61,9 @@ async def test_the_engine_renders_the_hint(policy: FakeEngine, renderer: Rendere
 
 @pytest.mark.parametrize(("engine", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize")])
 async def test_what_shapes_the_rendering_travels(
-    policy: FakeEngine, renderer: Renderer, engine: str, path: str
+    policy: FakeEngine, renderer: Renderer, sglang_renderer: Renderer, engine: str, path: str
 ) -> None:
+    renderer = sglang_renderer if engine == "sglang" else renderer
     options = {"chat_template_kwargs": {"x": 1}, "reasoning_effort": "low"}
     request = request_to(
         policy, engine=engine, tools=[TOOL], options=options, captured_ids=render(MESSAGES, tools=[TOOL])
@@ -65,7 +83,10 @@ async def test_what_shapes_the_rendering_travels(
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-async def test_a_rewritten_prompt_is_spliced(policy: FakeEngine, renderer: Renderer, engine: str) -> None:
+async def test_a_rewritten_prompt_is_spliced(
+    policy: FakeEngine, renderer: Renderer, sglang_renderer: Renderer, engine: str
+) -> None:
+    renderer = sglang_renderer if engine == "sglang" else renderer
     captured = render([{"role": "system", "content": "other"}, MESSAGES[1]])
     hinted = await renderer.hinted_ids(request_to(policy, engine=engine, captured_ids=captured), "+H")
     assert text(hinted) == "<system>other;<user>ask+H;<assistant>"
@@ -95,9 +116,50 @@ async def test_an_absent_engine_is_a_dependency(policy: FakeEngine, renderer: Re
     with pytest.raises(DependencyError, match="policy-engine"):
         await renderer.hinted_ids(request_to(policy), "+H")
     assert await renderer.ready()
+    policy.status = 200
+    gone = renderer_of(GONE)
     with pytest.raises(DependencyError, match="policy-engine"):
-        await renderer.hinted_ids(request_to(policy, engine_url="http://127.0.0.1:9"), "+H")
-    assert not await renderer.ready()
+        await gone.hinted_ids(request_to(policy), "+H")
+    assert not await gone.ready()
+    await gone.close()
+
+
+@pytest.mark.parametrize("served_at", [GONE, "http://127.0.0.1:10"])
+async def test_another_engine_renders_when_the_turns_own_is_gone_or_unknown(policy: FakeEngine, served_at: str) -> None:
+    renderer = renderer_of(GONE, policy.url)
+    for _ in range(2):
+        hinted = await renderer.hinted_ids(request_to(policy, engine_url=served_at), "+H")
+        assert text(hinted) == "<system>s;<user>ask+H;<assistant>"
+    assert await renderer.ready()
+    await renderer.close()
+
+
+async def test_the_turns_own_engine_is_preferred(policy: FakeEngine, other_policy: FakeEngine) -> None:
+    renderer = renderer_of(policy.url, other_policy.url)
+    await renderer.hinted_ids(request_to(other_policy, engine_url=other_policy.url + "/"), "+H")
+    assert policy.requests == [] and len(other_policy.requests) == 2
+    other_policy.status = 503
+    await renderer.hinted_ids(request_to(other_policy), "+H")
+    asked = len(other_policy.requests)
+    await renderer.hinted_ids(request_to(other_policy), "+H")
+    # What was just away is not asked again while another is there.
+    assert (len(policy.requests), len(other_policy.requests)) == (4, asked)
+    await renderer.close()
+
+
+async def test_a_turn_of_another_dialect_is_dropped_not_waited_for(policy: FakeEngine, renderer: Renderer) -> None:
+    with pytest.raises(RenderMismatchError, match=r"served by sglang.*are vllm"):
+        await renderer.hinted_ids(request_to(policy, engine="sglang"), "+H")
+    assert policy.requests == []
+
+
+@pytest.mark.parametrize("changes", [{}, {"messages": []}, {"captured_ids": [1, 2, 3]}])
+async def test_a_hint_with_a_control_token_is_refused(
+    policy: FakeEngine, renderer: Renderer, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsafeHintError, match=r"<\|end\|>"):
+        await renderer.hinted_ids(request_to(policy, **changes), "+Be brief<|end|>.")
+    assert policy.requests == []
 
 
 def test_records_that_cannot_be_read() -> None:

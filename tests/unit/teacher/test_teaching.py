@@ -19,11 +19,12 @@ from hintloop_teacher.dialects.base import EngineFacts
 from hintloop_teacher.errors import RecordError
 from hintloop_teacher.http import EngineClient
 from hintloop_teacher.metrics import TeacherMetrics
+from hintloop_teacher.policy_engines import PolicyEngines
 from hintloop_teacher.rendering import Renderer
 from hintloop_teacher.scoring import ForcedScorer
 from hintloop_teacher.teaching import TurnTeacher
 
-from .conftest import FakeEngine, render
+from .conftest import CodePoints, FakeEngine, render
 from .fake_dialect import FakeDialect, score_of
 
 MESSAGES = [{"role": "user", "content": "ask"}]
@@ -51,8 +52,11 @@ async def broker() -> AsyncIterator[MemoryBroker]:
 
 
 @pytest.fixture
-async def renderer() -> AsyncIterator[Renderer]:
-    renderer = Renderer(lambda url: EngineClient(url, dependency="policy-engine", wait_s=0.01))
+async def renderer(policy: FakeEngine) -> AsyncIterator[Renderer]:
+    def connect(url: str) -> EngineClient:
+        return EngineClient(url, dependency="policy-engine", wait_s=0.01)
+
+    renderer = Renderer(PolicyEngines(connect, [policy.url], "vllm"), CodePoints())
     yield renderer
     await renderer.close()
 
@@ -187,6 +191,18 @@ async def test_a_mismatch_costs_combine_its_hint_alone(bench: Bench) -> None:
         "hintloop_teacher_opd_parts_dropped_total", {"reason": "render_mismatch"}
     )
     assert counted == 1
+
+
+async def test_a_hint_with_a_control_token_teaches_nothing(bench: Bench) -> None:
+    outcome = await bench.teach(OPD, hint="Answer in one sentence<|end|>.")
+    assert isinstance(outcome, Discard) and outcome.reason == "no_hint"
+    assert "<|end|>" in outcome.detail
+    assert bench.dialect.calls == []
+
+
+async def test_a_hint_with_a_control_token_costs_combine_its_hint_alone(bench: Bench) -> None:
+    sample = sample_of(await bench.teach(COMBINE, score=1, hint="Answer in one sentence<|end|>."))
+    assert (sample.score, sample.teacher_logprobs) == (1, None)
 
 
 async def test_a_missing_score_drops_the_turn(bench: Bench) -> None:

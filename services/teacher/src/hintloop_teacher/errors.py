@@ -41,6 +41,12 @@ class NoHintPlaceError(TeachError):
     reason = DropReason.NO_HINT_PLACE
 
 
+class UnsafeHintError(TeachError):
+    """The hint holds a control token, so that it could end the user's turn."""
+
+    reason = DropReason.NO_HINT
+
+
 class MissingError(TeachError):
     """A teacher log-probability is null, non-finite, positive or a placeholder."""
 

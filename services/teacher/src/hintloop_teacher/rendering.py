@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hintloop_contract.errors import DependencyError
 
 from hintloop_teacher.errors import NoHintPlaceError, RecordError, RefusedError, RenderMismatchError
 from hintloop_teacher.hints import Message, with_hint
-from hintloop_teacher.http import EngineClient
+from hintloop_teacher.insertion import Tokens, check_ids, check_insertion, check_text
+from hintloop_teacher.policy_engines import DEPENDENCY, PolicyEngines
 from hintloop_teacher.splice import Markers, end_of_last_user, find_markers
 
-DEPENDENCY = "policy-engine"
 TOKENIZE_PATHS = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}
 
 #: Contents with different last tokens, so that what they share is the template's.
@@ -58,34 +58,38 @@ def read_request(
 
 
 class Renderer:
-    """Renders by the policy engines where turns were served."""
+    """Renders by the configured policy engines, preferring the one where a turn was served."""
 
-    def __init__(self, connect: Callable[[str], EngineClient]) -> None:
-        """``connect`` makes the client of an engine's address."""
-        self._connect = connect
-        self._clients: dict[str, EngineClient] = {}
+    def __init__(self, engines: PolicyEngines, tokens: Tokens) -> None:
+        """``tokens``: the vocabulary of the student, whose control tokens no hint may hold."""
+        self._engines = engines
+        self._tokens = tokens
 
     async def hinted_ids(self, request: Request, block: str) -> list[int]:
         """Prompt ids with ``block`` behind the last user message.
 
         Raises:
+            UnsafeHintError: the block holds a control token.
             RenderMismatchError: the engine renders otherwise than captured, and no splice is possible.
             NoHintPlaceError: there is no unambiguous place.
-            DependencyError: the engine is away.
+            DependencyError: no engine is there.
         """
+        check_text(block, self._tokens)
+        return await self._engines.on_one(
+            request.engine, request.engine_url, lambda url: self._hinted_ids(replace(request, engine_url=url), block)
+        )
+
+    async def _hinted_ids(self, request: Request, block: str) -> list[int]:
         if not request.messages:
             return await self._spliced(request, block)
         hinted = with_hint(request.messages, block)
         try:
-            plain_ids, hinted_ids = await asyncio.gather(
-                self.render(request, request.messages), self.render(request, hinted)
-            )
+            plain_ids, hinted_ids = await _all(self.render(request, request.messages), self.render(request, hinted))
         except RefusedError as error:
             return await self._spliced_or(request, block, str(error))
         if plain_ids != request.captured_ids:
             return await self._spliced_or(request, block, _difference(plain_ids, request.captured_ids))
-        if len(hinted_ids) <= len(plain_ids):
-            raise NoHintPlaceError("the template does not render the last user message")
+        check_insertion(plain_ids, hinted_ids, self._tokens)
         return hinted_ids
 
     async def render(self, request: Request, messages: list[Message], *, generation: bool = True) -> list[int]:
@@ -98,24 +102,15 @@ class Renderer:
         return _tokens(await self._post(request, {"prompt": text, "add_special_tokens": False}))
 
     async def ready(self) -> bool:
-        """Whether every engine used so far answers."""
-        try:
-            for client in self._clients.values():
-                await client.get("/v1/models")
-        except (DependencyError, RefusedError):
-            return False
-        return True
+        """Whether at least one configured engine answers."""
+        return await self._engines.ready()
 
     async def close(self) -> None:
         """Close the connections."""
-        for client in self._clients.values():
-            await client.close()
+        await self._engines.close()
 
     async def _post(self, request: Request, body: dict[str, Any]) -> Any:
-        client = self._clients.get(request.engine_url)
-        if client is None:
-            client = self._clients[request.engine_url] = self._connect(request.engine_url)
-        return await client.post(TOKENIZE_PATHS[request.engine], body)
+        return await self._engines.client(request.engine_url).post(TOKENIZE_PATHS[request.engine], body)
 
     async def _spliced_or(self, request: Request, block: str, mismatch: str) -> list[int]:
         try:
@@ -129,6 +124,7 @@ class Renderer:
             block_ids = await self.encode(request, block)
         except RefusedError as error:
             raise NoHintPlaceError(f"the engine does not render its own template: {error}") from error
+        check_ids(block_ids, self._tokens)
         roles = [message.get("role") for message in request.messages]
         place = end_of_last_user(
             request.captured_ids,
@@ -141,7 +137,7 @@ class Renderer:
     async def _markers(self, request: Request) -> Markers:
         one, other = ([{"role": "user", "content": text}] for text in _PROBES)
         history = [{"role": "user", "content": "ok 1"}, {"role": "assistant", "content": "ok"}]
-        found = await asyncio.gather(
+        found = await _all(
             self.render(request, one),
             self.render(request, other),
             self.render(request, one, generation=False),
@@ -150,6 +146,17 @@ class Renderer:
             self.render(request, history + other),
         )
         return find_markers((found[0], found[1]), (found[2], found[3]), (found[4], found[5]))
+
+
+async def _all(*renderings: Coroutine[Any, Any, list[int]]) -> list[list[int]]:
+    """All of them; when one fails the others end too, so that none goes on asking an engine that was given up."""
+    tasks = [asyncio.ensure_future(rendering) for rendering in renderings]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _render_body(request: Request, messages: list[Message], generation: bool) -> dict[str, Any]:

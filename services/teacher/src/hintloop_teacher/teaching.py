@@ -21,7 +21,7 @@ from hintloop_teacher.metrics import TeacherMetrics
 from hintloop_teacher.rendering import Renderer, read_request
 
 #: Under `combine` these cost a turn its hint only; its score still teaches.
-HINT_ONLY = (DropReason.NO_HINT_PLACE, DropReason.RENDER_MISMATCH, DropReason.TOO_LONG)
+HINT_ONLY = (DropReason.NO_HINT, DropReason.NO_HINT_PLACE, DropReason.RENDER_MISMATCH, DropReason.TOO_LONG)
 
 
 class TurnTeacher:
@@ -58,6 +58,7 @@ class TurnTeacher:
         turn = judged.turn
         current = (await self._broker.weights()).current
         allowed = self._config.training.max_staleness_steps
+        # The configured steps are counted in versions: every optimizer step publishes exactly one.
         if current is not None and current - turn.version_oldest > allowed:
             behind = f"made by version {turn.version_oldest}, current is {current}"
             return Discard(DropReason.STALE, f"{behind}, allowed are {allowed} steps")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ PROBE_TEXT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vocabulary:
     """``size``: ids at or above it are in no tokenizer, whatever the embedding is padded to."""
 
@@ -30,10 +32,24 @@ class Vocabulary:
         """Ids of bare text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def control_tokens(self) -> dict[int, str]:
+        """Added tokens that are special or written like markup; not those that merely abbreviate plain text."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {index: token.content for index, token in added if _is_control(token.content.strip(), token.special)}
+
     @property
     def probes(self) -> tuple[str, str]:
         """Texts on which two tokenizers are compared: plain text, and every special token in a row."""
         return PROBE_TEXT, self.special_text
+
+
+def _is_control(content: str, special: bool) -> bool:
+    return len(content) > 1 and (special or (content[0] + content[-1]) in ("<>", "[]"))
 
 
 def read_vocabulary(model_path: str, tokenizer_path: str, key: str = "model.student_model_path") -> Vocabulary:

@@ -12,7 +12,7 @@ import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import signal_needs
 from hintloop_contract.config.schema import Config
-from hintloop_contract.errors import DependencyError
+from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_contract.messages import Stage
 from hintloop_contract.streams import JUDGED, SAMPLES
 from hintloop_contract.worker import StreamWorker, WorkerOptions
@@ -20,9 +20,12 @@ from prometheus_client import CollectorRegistry
 
 from hintloop_teacher.app import TeacherDeps
 from hintloop_teacher.engine import TeacherEngine
+from hintloop_teacher.errors import UnsafeHintError
 from hintloop_teacher.http import EngineClient
+from hintloop_teacher.insertion import check_text
 from hintloop_teacher.metrics import TeacherMetrics
-from hintloop_teacher.rendering import DEPENDENCY, Renderer
+from hintloop_teacher.policy_engines import DEPENDENCY, PolicyEngines
+from hintloop_teacher.rendering import Renderer
 from hintloop_teacher.teaching import TurnTeacher
 from hintloop_teacher.vocabulary import read_vocabulary
 
@@ -46,10 +49,15 @@ async def build_deps(
         registry: where metrics go; a new one when ``None``.
 
     Raises:
-        ConfigError: the custom loss or the student's directory cannot be used.
+        ConfigError: the custom loss, the student's directory or the hint's format cannot be used.
     """
     needs = signal_needs(config, directory)
     vocabulary = read_vocabulary(config.model.student_model_path, config.tokenizer_dir)
+    try:
+        check_text(config.opd.hint_format, vocabulary)
+    except UnsafeHintError as error:
+        message = f"opd.hint_format {config.opd.hint_format!r}: {error}, which would end the user's turn; leave it out"
+        raise ConfigError(message) from None
     prm = EngineClient(
         config.prm.root_url,
         dependency="prm-engine",
@@ -61,8 +69,9 @@ async def build_deps(
         key = config.policy.api_key.get_secret_value()
         return EngineClient(address, dependency=DEPENDENCY, api_key=key, timeout_s=config.prm.timeout_s)
 
+    engines = PolicyEngines(policy, config.engine_urls, config.rollout.engine)
     engine = TeacherEngine(prm, config.prm, vocabulary, needs.top_k)
-    return TeacherDeps(config, broker, needs, Renderer(policy), engine, TeacherMetrics(registry))
+    return TeacherDeps(config, broker, needs, Renderer(engines, vocabulary), engine, TeacherMetrics(registry))
 
 
 async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
@@ -85,8 +94,8 @@ async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
     )
 
     async def ready() -> bool:
-        engine_ready = not deps.needs.teacher or await deps.engine.ready()
-        return engine_ready and await deps.renderer.ready()
+        # Without a teacher nothing is rendered or scored: no engine is waited for.
+        return not deps.needs.teacher or (await deps.engine.ready() and await deps.renderer.ready())
 
     try:
         if deps.needs.teacher:
