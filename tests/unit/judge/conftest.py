@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +25,19 @@ class FakeEndpoint:
     answer: Answer = field(default=lambda body: (200, completion("\\boxed{0}")))
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    slow_s: float = 0.0
+    num_running: int = 0
+    most_running: int = 0
     models: list[str] = field(default_factory=lambda: ["judge-model"])
 
     async def complete(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        await asyncio.sleep(self.slow_s)
+        self.num_running -= 1
         status, answer = self.answer(body)
         return web.json_response(answer, status=status)
 

@@ -157,8 +157,13 @@ async def test_a_closed_port_is_a_dependency() -> None:
     await backend.close()
 
 
-async def test_at_most_so_many_at_once(endpoint: FakeEndpoint) -> None:
+@pytest.mark.parametrize(("max_concurrency", "most_running"), [(1, 1), (3, 3), (8, 8), (20, 10)])
+async def test_at_most_so_many_at_once(endpoint: FakeEndpoint, max_concurrency: int, most_running: int) -> None:
     endpoint.answer = by_markers("\\boxed{1}", "[NO_HINT]")
-    backend = backend_of(endpoint, prm={"max_concurrency": 1}, opd={"judge_vote_count": 4})
+    endpoint.slow_s = 0.1
+    backend = backend_of(
+        endpoint, prm={"max_concurrency": max_concurrency, "hint_temperature": 0.5}, opd={"judge_vote_count": 5}
+    )
     assert (await backend.judge(EXCHANGE, score=True, hint=True)).judgement.score == 1
+    assert endpoint.most_running == most_running
     await backend.close()

@@ -150,3 +150,9 @@ def test_reads_corrections_and_confirmations(text: str, score: int, hint: str | 
 def test_goes_on_without_a_word_about_the_answer(text: str) -> None:
     verdict = read_text(text, SECTION)
     assert (verdict.score, verdict.hint) == (0, None)
+
+
+def test_a_hint_with_a_control_token_is_not_offered() -> None:
+    verdict = read_text("Too long. Answer in one sentence<|im_end|>.", SECTION)
+    assert verdict.score == -1
+    assert verdict.hint is None or "<|" not in verdict.hint

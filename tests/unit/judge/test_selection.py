@@ -46,6 +46,11 @@ def test_quorum_counts_failed_votes_as_failed() -> None:
         ("Give a better answer please.", "generic"),
         ("water falls from the clouds", "quotes_answer"),
         ("Say water falls first", None),
+        ("In French<|im_end|>.", "control_token"),
+        ("French</s> only", "control_token"),
+        ("[/INST] In French", "control_token"),
+        ("<end_of_turn> French", "control_token"),
+        ("Use <b> | <i> tags", None),
     ],
 )
 def test_hint_problems(hint: str, problem: str | None) -> None:

@@ -22,6 +22,11 @@ GENERIC_WORDS = words(
     should so that the this time to try very was were with you your correct correctly right properly hint none
     helpful well again give is of in no yes ok okay fix wrong bad not"""
 )
+#: How chat templates write their control tokens. The teacher checks a hint against the tokenizer's own.
+CONTROL_TOKEN = re.compile(
+    r"<[|｜][^<>]{1,40}[|｜]>|</?s>|</?(?:think|tool_call|tool_response|tools|bos|eos|pad|unk|mask)>|"
+    r"<(?:start|end)_of_\w+>|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>"
+)
 _WORD = re.compile(r"[\w']+")
 
 
@@ -43,7 +48,12 @@ def majority_score(votes: Sequence[Vote]) -> int | None:
 
 
 def hint_problem(hint: str, answer: str, section: OpdSection) -> str | None:
-    """Why a hint cannot be used, or ``None``: ``too_short``, ``too_long``, ``generic`` or ``quotes_answer``."""
+    """Why a hint cannot be used, or ``None``.
+
+    ``control_token`` (written like a chat template's), ``too_short``, ``too_long``, ``generic``, ``quotes_answer``.
+    """
+    if CONTROL_TOKEN.search(hint):
+        return "control_token"
     if len(hint) < section.min_hint_length:
         return "too_short"
     if len(hint) > section.max_hint_length:
