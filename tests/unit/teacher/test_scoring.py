@@ -1,3 +1,7 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hintloop_contract.errors import DependencyError
 from hintloop_teacher.dialects.base import EngineFacts
@@ -6,6 +10,9 @@ from hintloop_teacher.probe import _check_alignment, _check_top_k
 from hintloop_teacher.scoring import ForcedScorer
 
 from .fake_dialect import FakeDialect, score_of
+
+Row = list[tuple[int, float]]
+Lie = Callable[[Row], Row]
 
 FACTS = EngineFacts("fake", "1", "teacher", 11)
 
@@ -64,11 +71,42 @@ class Refusing(FakeDialect):
         return await super().score(model, prompt_ids, response_ids, top_k)
 
 
+class Ranking(Refusing):
+    """One distribution over 1000 tokens gives scores and candidates; ``lie`` falsifies each row of candidates."""
+
+    def __init__(self, lie: Lie = lambda row: row) -> None:
+        super().__init__()
+        self.lie = lie
+
+    async def score(self, model, prompt_ids, response_ids, top_k):  # type: ignore[no-untyped-def]
+        raw = await super().score(model, prompt_ids, response_ids, top_k)
+        before = [prompt_ids[-1], *response_ids[:-1]]
+        scores = [np.array([score_of(b, token) for token in range(1000)]) for b in before]
+        rows = [row - np.log(np.exp(row).sum()) for row in scores]
+        ranked = [[(int(token), float(row[token])) for token in np.argsort(-row)] for row in rows]
+        values = [float(row[token]) for row, token in zip(rows, response_ids, strict=True)]
+        return replace(raw, logprobs=values, candidates=[self.lie(row)[:top_k] for row in ranked])
+
+
 async def test_too_many_candidates_are_found_at_start() -> None:
-    assert await _check_top_k(scorer_of(Refusing()), 4) == "4 candidates"
-    assert await _check_top_k(scorer_of(Refusing()), 0) == "not needed"
+    assert await _check_top_k(scorer_of(Ranking()), 4) == "4 candidates"
+    assert await _check_top_k(scorer_of(Ranking()), 1) == "1 candidates"
+    assert await _check_top_k(scorer_of(Ranking()), 0) == "not needed"
     with pytest.raises(ProbeError, match=r"refuses 5 candidates.*max allowed: 4.*topk_opd\.top_k"):
         await _check_top_k(scorer_of(Refusing()), 5)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda row: [(k, -3.0 - k) for k in range(len(row))],  # rows that are always the same
+        lambda row: [(token, value - 1.0) for token, value in row],  # values of another temperature
+        lambda row: [(row[-1 - i][0], value) for i, (_, value) in enumerate(row)],  # ids of other tokens
+    ],
+)
+async def test_candidates_that_are_not_the_engines_own_are_found_at_start(lie: Lie) -> None:
+    with pytest.raises(ProbeError, match="candidate"):
+        await _check_top_k(scorer_of(Ranking(lie)), 4)
 
 
 async def test_a_route_that_is_gone_is_a_dependency() -> None:
