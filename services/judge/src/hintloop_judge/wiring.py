@@ -12,6 +12,7 @@ from hintloop_contract.config.needs import signal_needs
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Stage
+from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import JUDGED, TURNS
 from hintloop_contract.worker import StreamWorker, WorkerOptions
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,17 @@ from hintloop_judge.prompts import QUESTIONS, load_prompts
 from hintloop_judge.rules import RulesBackend
 
 SERVICE = "judge"
+#: Keys that only the llm backend reads.
+LLM_ONLY = {
+    "opd": ("judge_vote_count", "judge_temperature"),
+    "prm": ("judge_model", "judge_prompt_dir", "hint_max_tokens", "hint_temperature", "quorum"),
+}
+
+
+def open_broker(config: Config) -> RedisBroker:
+    """The streams on the configured Redis. Contacts nothing."""
+    client = connect(config.redis.url.get_secret_value())
+    return RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
 
 
 async def build_deps(
@@ -51,7 +63,24 @@ async def build_deps(
     return JudgeDeps(config, broker, _backend(config, metrics), needs, metrics)
 
 
+def without_effect(config: Config) -> list[str]:
+    """Keys away from their default that the chosen backend does not read, such as ``opd.judge_vote_count``."""
+    if config.prm.judge_backend != "rules":
+        return []
+    changed = []
+    for section, names in LLM_ONLY.items():
+        values = getattr(config, section)
+        fields = type(values).model_fields
+        changed += [f"{section}.{name}" for name in names if getattr(values, name) != fields[name].default]
+    return changed
+
+
 def _backend(config: Config, metrics: JudgeMetrics) -> Backend:
+    if unread := without_effect(config):
+        structlog.get_logger().warning(
+            "these keys have no effect under prm.judge_backend = 'rules', which asks no model and has one vote",
+            keys=unread,
+        )
     if config.prm.judge_backend == "rules":
         return RulesBackend(config.opd)
     prompts = load_prompts(config.prm.judge_prompt_dir)

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from hintloop_contract.config import LoadedConfig, parse_arguments
+from hintloop_contract.errors import HintloopError
 from hintloop_contract.logs import configure_logging, log_resolved
 
 
 async def run(loaded: LoadedConfig) -> None:
     """Serve HTTP and teach the stream until a signal."""
-    from hintloop_contract.redis_broker import RedisBroker, connect
-
     from hintloop_teacher.app import make_app
     from hintloop_teacher.serving import serve
-    from hintloop_teacher.wiring import build_deps, run_worker
+    from hintloop_teacher.wiring import build_deps, open_broker, run_worker
 
-    config = loaded.config
-    client = connect(config.redis.url.get_secret_value())
-    broker = RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
+    broker, prm = open_broker(loaded.config), loaded.config.prm
     try:
-        deps = await build_deps(config, broker, directory=loaded.directory)
-        await serve(make_app(deps), config.prm.host, config.prm.port, lambda stop: run_worker(deps, stop))
+        deps = await build_deps(loaded.config, broker, directory=loaded.directory)
+        await serve(make_app(deps), prm.host, prm.port, lambda stop: run_worker(deps, stop))
     finally:
         await broker.close()
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point. What a user can mend ends the process with exit code 2 and its message."""
     loaded = parse_arguments("teacher")
     configure_logging("teacher", loaded.config.logging)
     log_resolved(loaded)
-    asyncio.run(run(loaded))
+    try:
+        asyncio.run(run(loaded))
+    except HintloopError as error:
+        sys.stderr.write(f"teacher: {error}\n")
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":
