@@ -99,6 +99,8 @@ async def test_judged_turns_become_samples(
     config = Config.model_validate(
         {
             "model": {"student_model_path": str(smollm2_dir)},
+            "rollout": {"engine": "vllm"},
+            "policy": {"engines": [vllm_policy.base_url]},
             "prm": {"prm_url": vllm_policy.base_url, "timeout_s": 180},
             "opd": {"drop_sample_without_hint": False},
         }

@@ -63,6 +63,9 @@ FAILURES = [
     "git@example.org: Permission denied (publickey).",
     "CONFLICT (content): Merge conflict in a.py\nAutomatic merge failed; fix conflicts",
     "Segmentation fault (core dumped)",
+    "run.sh: line 3:  4242 Killed                  python train.py",
+    "cat: docs: Is a directory",
+    "Killed",
     "panic: runtime error: index out of range",
     "Uncaught ReferenceError: x is not defined",
     'Exception in thread "main" java.lang.NullPointerException',
@@ -155,6 +158,11 @@ ORDINARY = [
     "I read that the build failed because of a missing header, in 2019.",
     "Found 3 errors (3 fixed, 0 remaining).",
     "ERRORS.md\nFailed.java\nfailed_jobs.csv\nTraceback.py",
+    "Killed by Death is a song",
+    "aborted transactions: 5",
+    "result: not found",
+    "docs: is a directory",
+    "Tests failed: 0",
     "12 files changed, 3 insertions(+), 404 deletions(-)",
 ]
 

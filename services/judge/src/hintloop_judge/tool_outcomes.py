@@ -38,11 +38,13 @@ _FAILED_RUN = _compiled(
     r"^\W*(?:[\w./-]+ ){0,3}exited with -?[1-9]\d*\W*$",
     r"^make(?:\[\d+\])?: \*\*\* .*\bError \d+",
     r"^(?:npm|yarn|pnpm)[ :]+err(?:or|!)",
-    r"^(?:[\w.~/@-]+: ){1,4}(?:line \d+: )?(?:.*: )?(?:command not found|not found|no such file or directory|"
-    r"permission denied(?: \([^)]*\))?|is a directory|not a directory|no space left on device)(?:: \S+)?\W*$",
+    r"^(?:[\w.~/@-]+: ){1,4}(?:line \d+: )?(?:.*: )?(?:command not found|no such file or directory|"
+    r"no space left on device|permission denied(?: \([^)]*\))?)(?:: \S+)?\W*$",
+    r"^[\w./-]*sh: (?:\d+: )?.*: not found$|^[\w./-]+: .*: (?:is|not) a directory$",
     r"^[\w./-]+: (?:cannot|can't|could not|unable to) \w+ ",
     r"^.*\bis not recognized as an internal or external command",
-    r"^(?:.*: )?(?:line \d+: +\d+ )?(?:segmentation fault|bus error|aborted|killed)\b(?: +\(core dumped\)| .*)?\W*$",
+    r"^(?:.*: )?(?:segmentation fault|bus error|aborted|killed)(?: +\(core dumped\))?\W*$",
+    r"^.*: line \d+: +\d+ (?:segmentation fault|bus error|aborted|killed)\b",
     r"^(?:command|build|execution|compilation|request|operation|deployment|installation|task|job|tool)(?: \S+){0,3} "
     r"failed(?:\W*$|[:.]| with\b| because\b)",
     r"^request failed with (?:http )?status(?: code)? [45]\d\d",
