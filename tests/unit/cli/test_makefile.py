@@ -1,5 +1,6 @@
 """What `make` runs: read from a dry run, so nothing is installed or started."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,8 +10,17 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
+def make(*arguments: str, folder: Path = ROOT) -> str:
+    # What an outer make passes on would change what this one does and prints.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    command = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def dry(*arguments: str) -> str:
-    return subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return make("-n", *arguments)
 
 
 @pytest.mark.parametrize("target", ["up", "demo"])
@@ -29,5 +39,5 @@ def test_clean_keeps_what_a_deployment_learned(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     for kept in (".hintloop/checkpoints", ".hintloop/redis", ".hintloop/demo"):
         (tmp_path / kept).mkdir(parents=True)
-    subprocess.run(["make", "clean"], cwd=tmp_path, check=True)
+    make("clean", folder=tmp_path)
     assert sorted(entry.name for entry in (tmp_path / ".hintloop").iterdir()) == ["checkpoints", "redis"]
