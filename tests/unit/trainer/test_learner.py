@@ -210,6 +210,20 @@ def test_topk_loss_pulls_the_student_to_the_teacher(student: Callable[..., Path]
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_topk_reports_the_teacher_term_though_every_sample_has_a_score(
+    student: Callable[..., Path], layout: Layout
+) -> None:
+    teacher = AutoModelForCausalLM.from_pretrained(student(seed=7), dtype=torch.float32)
+    samples = [msgspec.structs.replace(with_topk(sample, teacher, 8), score=-1) for sample in SAMPLES]
+    learner = make_learner(student(), layout, custom_loss_path="topk_reverse_kl.py", estimator="grpo")
+    learner.begin([encoded(samples)])
+    tally = learner.step(0).tally
+    advantage, term = tally.of("advantage"), tally.of("teacher_minus_student")
+    # Clipped, but of the same signs; scores would all be -1.
+    assert (advantage.count, advantage.positive, advantage.negative) == (term.count, term.positive, term.negative)
+    assert advantage.largest == pytest.approx(min(term.largest, learner.config.opd.advantage_clip))
+
+
 def test_a_loss_that_is_not_finite_changes_nothing(student: Callable[..., Path], layout: Layout) -> None:
     directory = student()
     (directory / "bad.py").write_text(

@@ -126,7 +126,8 @@ class Objective:
         ), tally
 
     def _advantages(self, old: Old, teacher_N: torch.Tensor | None, scores_N: torch.Tensor) -> torch.Tensor | None:
-        if self.loss.custom and not self._estimable(teacher_N, scores_N):
+        # A loss over the teacher's candidates learns from the teacher alone, whatever the estimator's own signal is.
+        if self.loss.custom and (self.wants_candidates or not self._estimable(teacher_N, scores_N)):
             if teacher_N is None or bool(teacher_N.isnan().any()):
                 return None
             return teacher_term(old.logprobs_N, teacher_N, self.coefficients.advantage_clip)
