@@ -109,6 +109,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     engine_url: str
     request: bytes
     """JSON body as the agent sent it."""
+    chat_request: bytes | None = None
+    """JSON body of the chat completion that was asked in its place, when another API was translated."""
     answer: bytes | None = None
     """JSON assistant message as the agent received it."""
     response_id: str | None = None

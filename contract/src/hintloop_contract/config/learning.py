@@ -1,0 +1,124 @@
+"""Sections of what turns a signal into weights: model, step, method, publishing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from hintloop_contract.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
+
+
+class ModelSection(Section):
+    """The student: what is trained and served."""
+
+    student_model_path: str = ""
+    """Directory with the student's Hugging Face weights and configuration."""
+    tokenizer_path: str = ""
+    """Directory with its tokenizer; the student's own when empty."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of the trainer's compute and of the published weights."""
+    max_seq_len: Positive = 8192
+    """Longest prompt + response, in tokens; longer samples drop as `too_long`."""
+
+
+class TrainingSection(Section):
+    """The optimizer step."""
+
+    engine: Literal["megatron"] = "megatron"
+    """Training engine."""
+    train_batch_size: Positive = 16
+    """Samples per optimizer step."""
+    micro_batch_size: Positive = 2
+    """Most samples per forward pass."""
+    num_epochs: Positive = 1
+    """Passes over each collection of `rollout_batch_size` samples."""
+    learning_rate: PositiveFloat = 1e-6
+    """AdamW learning rate, constant."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW decoupled weight decay."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW beta 1."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW beta 2."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+    ppo_clip_epsilon: PositiveFloat = 0.2
+    """PPO clip on both sides, unless `ppo_clip_epsilon_high` is given."""
+    ppo_clip_epsilon_high: PositiveFloat | None = None
+    """Upper PPO clip."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Coefficient of the reference KL; not 0 under OPD is refused unless `force_kl`."""
+    force_kl: bool = False
+    """Accept `kl_coef` under OPD, whose teacher term already is a KL."""
+    loss_reduction: Literal["token_mean", "sample_mean"] = "token_mean"
+    """Divide by the trained tokens, or by the samples, of the whole batch."""
+    tis_cap: PositiveFloat | None = 2.0
+    """Cap of truncated importance sampling; null switches it off."""
+    max_staleness_steps: Positive = 4
+    """Samples made by weights more than this many versions behind drop as `stale`."""
+    allow_mixed_version: bool = False
+    """Train answers during which the weights changed."""
+    allow_constrained: bool = True
+    """Train turns made under a grammar, forced tool or penalty (without TIS); false drops them."""
+    save_interval: Positive = 100
+    """Steps between checkpoints; samples are acknowledged when a checkpoint holds them."""
+    keep_checkpoints: Positive = 2
+    """Newest checkpoints kept."""
+    checkpoint_dir: Path = Path(".hintloop/checkpoints")
+    """Where checkpoints are written."""
+    max_steps: Positive | None = None
+    """Stop after this many optimizer steps."""
+    seed: int = 1234
+    """Seed of the trainer."""
+    tensor_model_parallel_size: Positive = 1
+    """Tensor parallel ranks."""
+    pipeline_model_parallel_size: Positive = 1
+    """Pipeline parallel stages."""
+    use_custom_loss: bool = False
+    """False says that no path is set here; the advantage section's still counts."""
+    custom_loss_path: str | None = None
+    """Python file that defines `compute_loss`."""
+
+
+class AdvantageSection(Section):
+    """The learning method."""
+
+    estimator: Literal["on_policy_distillation", "grpo", "combine"] = "on_policy_distillation"
+    """OPD, binary RL, or both."""
+    gamma: float = 1.0
+    """Must be 1.0: a turn is one action."""
+    lam: float = 1.0
+    """Must be 1.0: there is no value model."""
+    w_rl: NonNegativeFloat = 1.0
+    """Weight of the score under `combine`."""
+    w_opd: NonNegativeFloat = 1.0
+    """Weight of the teacher term under `combine`."""
+    custom_loss_function_path: str | None = None
+    """Python file that defines `compute_loss`."""
+
+    @field_validator("gamma", "lam")
+    @classmethod
+    def _one(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError(
+                f"{value} is refused: each turn is one action with its own signal, so there is nothing to discount "
+                "and no value model to bootstrap from; set 1.0"
+            )
+        return value
+
+
+class PublishingSection(Section):
+    """Weights to the engines."""
+
+    weights_dir: Path = Path(".hintloop/weights")
+    """Volume mounted at the same path for trainer and engines."""
+    keep_versions: Positive = 2
+    """Newest versions kept, the current one among them; those that an engine reports stay as well."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest single call to an engine."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest difference between engine and trainer on the probe's mean log-probability; by dtype when null."""
+    reconcile_interval_s: PositiveFloat = 3.0
+    """How often engines are compared with the current version."""

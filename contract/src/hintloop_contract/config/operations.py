@@ -1,0 +1,33 @@
+"""Sections of what all services share: Redis and logs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+
+from hintloop_contract.config.section import Positive, Section
+
+
+class RedisSection(Section):
+    """Redis."""
+
+    url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    """Address with password, if any (`redis://`, `rediss://` or `unix://`)."""
+    claim_idle_ms: Annotated[int, Field(ge=1000)] = 60_000
+    """A message held this long without renewal is claimed by another worker."""
+    max_attempts: Positive = 3
+    """Failures of one message before it goes to `dead`."""
+    turn_retention_s: Annotated[int, Field(ge=0)] = 3600
+    """How long a turn's record is kept after its end."""
+    check_durability: bool = True
+    """Refuse to start unless `maxmemory-policy` is `noeviction` and AOF is on."""
+
+
+class LoggingSection(Section):
+    """Logs."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level written."""
+    format: Literal["json", "console"] = "console"
+    """One JSON object a line, or text for people."""

@@ -1,0 +1,117 @@
+"""Sections of what turns a next state into a signal: PRM engine, judge, hints, teacher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from hintloop_contract.config.section import NonNegativeFloat, Port, Positive, PositiveFloat, Section, http_address
+
+
+class PrmSection(Section):
+    """The PRM engine behind judge and teacher."""
+
+    prm_url: str = "http://127.0.0.1:30001"
+    """Base address of the PRM engine; `/v1` is appended unless it ends in it."""
+    prm_api_key: SecretStr = SecretStr("")
+    """Its key; give it by environment (`HINTLOOP_PRM__PRM_API_KEY`)."""
+    engine: Literal["auto", "sglang", "vllm", "openai"] = "auto"
+    """Dialect of the PRM engine; `auto` probes it at start."""
+    judge_backend: Literal["llm", "rules"] = "llm"
+    """`llm` asks a chat model; `rules` reads corrections, confirmations, tool errors and exit codes."""
+    judge_model: str = ""
+    """Model asked for scores and hints; the endpoint's first model when empty."""
+    judge_prompt_dir: Path | None = None
+    """Directory with `score.md` and `hint.md` in place of the shipped judge prompts."""
+    teacher_model: str = ""
+    """Model asked for forced log-probabilities; the endpoint's first model when empty."""
+    hint_max_tokens: Positive = 128
+    """Token limit of a vote; a vote cut by it is a failed vote."""
+    hint_temperature: NonNegativeFloat = 0.3
+    """Temperature of the hint question."""
+    quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of votes that must succeed for a judgement to stand."""
+    timeout_s: PositiveFloat = 60.0
+    """Seconds before a PRM request counts as failed."""
+    max_concurrency: Positive = 8
+    """Most requests to the PRM engine at once, per service."""
+    host: str = "127.0.0.1"
+    """Where judge and teacher listen for `_prm_url` routes."""
+    port: Port = 18010
+    """Port of the `_prm_url` routes."""
+    teacher_tokenizer_path: str | None = None
+    """Tokenizer of the teacher's model, checked against the student's when the engine cannot be probed."""
+
+    _address = field_validator("prm_url")(http_address)
+
+    @property
+    def base_url(self) -> str:
+        """`prm_url` with `/v1` at its end."""
+        return self.prm_url if self.prm_url.endswith("/v1") else f"{self.prm_url}/v1"
+
+    @property
+    def root_url(self) -> str:
+        """`prm_url` without `/v1` at its end."""
+        return self.prm_url.removesuffix("/v1")
+
+
+class OpdSection(Section):
+    """Hints and the teacher."""
+
+    enable_hint_extraction: bool = True
+    """Ask for hints; false makes every turn hintless."""
+    hint_format: str = "\n\n[user's hint / instruction]\n{hint}"
+    """How a hint is written behind the last user message."""
+    min_hint_length: Positive = 10
+    """Shortest hint in characters, inclusive."""
+    max_hint_length: Positive = 256
+    """Longest hint in characters, inclusive."""
+    judge_vote_count: Positive = 3
+    """Votes asked per question."""
+    judge_temperature: NonNegativeFloat = 0.0
+    """Temperature of the score question."""
+    teacher_scoring_mode: Literal["forced", "generate"] = "forced"
+    """Must be `forced`: the teacher scores the student's own tokens."""
+    advantage_clip: PositiveFloat = 5.0
+    """Bound of the teacher term, per token."""
+    drop_sample_without_hint: bool = True
+    """Leave the OPD part out of a turn without a hint; false scores it under the null hint."""
+    log_teacher_logprobs: bool = False
+    """Keep the per-token differences of the first steps for the report."""
+
+    @field_validator("hint_format")
+    @classmethod
+    def _placeholder(cls, value: str) -> str:
+        if value.count("{hint}") != 1:
+            raise ValueError(f"{value!r} must contain {{hint}} exactly once")
+        return value
+
+    @field_validator("teacher_scoring_mode")
+    @classmethod
+    def _forced(cls, value: str) -> str:
+        if value == "generate":
+            raise ValueError(
+                "'generate' is refused: tokens that the teacher samples are not the student's, so their "
+                "log-probabilities say nothing about what the student did; set 'forced'"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _lengths(self) -> OpdSection:
+        if self.min_hint_length > self.max_hint_length:
+            raise ValueError(
+                f"min_hint_length {self.min_hint_length} is above max_hint_length {self.max_hint_length}; "
+                "no hint could pass: lower the first or raise the second"
+            )
+        return self
+
+
+class TopkOpdSection(Section):
+    """Top-K reverse KL."""
+
+    top_k: Positive = 64
+    """Candidates per token that the teacher returns."""
+    use_teacher_topk: bool = True
+    """The candidates are the teacher's; false takes the student's own."""

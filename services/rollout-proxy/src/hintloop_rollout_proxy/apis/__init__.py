@@ -1,0 +1,1 @@
+"""One module per agent-facing API, and what they share."""
