@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from hintloop_contract.config.access import ApiKeys
 from hintloop_contract.config.section import NonNegativeFloat, Port, Positive, PositiveFloat, Section, http_address
 
 
@@ -15,6 +16,10 @@ class PrmSection(Section):
 
     prm_url: str = "http://127.0.0.1:30001"
     """Base address of the PRM engine; `/v1` is appended unless it ends in it."""
+    teacher_url: str | None = None
+    """Base address of the teacher's engine, where it is not `prm_url`."""
+    judge_url: str | None = None
+    """Base address of the judge's engine, where it is not `prm_url`."""
     prm_api_key: SecretStr = SecretStr("")
     """Its key; give it by environment (`HINTLOOP_PRM__PRM_API_KEY`)."""
     engine: Literal["auto", "sglang", "vllm", "openai"] = "auto"
@@ -34,17 +39,33 @@ class PrmSection(Section):
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of votes that must succeed for a judgement to stand."""
     timeout_s: PositiveFloat = 60.0
-    """Seconds before a PRM request counts as failed."""
+    """Seconds before one try of a PRM request counts as failed, its whole answer included."""
+    deadline_s: PositiveFloat = 180.0
+    """Seconds that a PRM request may take with all its tries; then the engine counts as away."""
+    circuit_failures: Positive = 8
+    """Failed tries in a row after which a PRM engine is left alone."""
+    circuit_open_s: PositiveFloat = 5.0
+    """Seconds for which it is left alone before it is tried again."""
+    score_chunk_tokens: Positive = 1024
+    """Response tokens scored in one request, where the engine can begin in the middle; longer answers take several."""
     max_concurrency: Positive = 8
     """Most requests to the PRM engine at once, per service."""
     host: str = "127.0.0.1"
     """Where judge and teacher listen for `_prm_url` routes."""
     port: Port = 18010
     """Port of the `_prm_url` routes."""
+    api_keys: ApiKeys = Field(default_factory=list)
+    """Keys that callers of the `_prm_url` routes must present (strings, or entries of `hintloop keys new`); empty
+    leaves the routes open."""
     teacher_tokenizer_path: str | None = None
     """Tokenizer of the teacher's model, checked against the student's when the engine cannot be probed."""
 
     _address = field_validator("prm_url")(http_address)
+
+    @field_validator("teacher_url", "judge_url")
+    @classmethod
+    def _own_address(cls, value: str | None) -> str | None:
+        return None if value is None else http_address(value)
 
     @property
     def base_url(self) -> str:
@@ -56,6 +77,16 @@ class PrmSection(Section):
         """`prm_url` without `/v1` at its end."""
         return self.prm_url.removesuffix("/v1")
 
+    @property
+    def judge_base_url(self) -> str:
+        """The judge's engine, with `/v1` at its end."""
+        return f"{(self.judge_url or self.prm_url).removesuffix('/v1')}/v1"
+
+    @property
+    def teacher_root_url(self) -> str:
+        """The teacher's engine, without `/v1` at its end."""
+        return (self.teacher_url or self.prm_url).removesuffix("/v1")
+
 
 class OpdSection(Section):
     """Hints and the teacher."""
@@ -64,6 +95,8 @@ class OpdSection(Section):
     """Ask for hints; false makes every turn hintless."""
     hint_format: str = "\n\n[user's hint / instruction]\n{hint}"
     """How a hint is written behind the last user message."""
+    hint_place: Literal["last_user", "last_message"] = "last_user"
+    """Behind the last user message, also when tools spoke after it; or behind the last message, a tool's as well."""
     min_hint_length: Positive = 10
     """Shortest hint in characters, inclusive."""
     max_hint_length: Positive = 256
