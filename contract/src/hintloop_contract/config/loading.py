@@ -55,6 +55,9 @@ def _shown(value: Any) -> str:
         return '"********"' if value.get_secret_value() else '""'
     if isinstance(value, list):
         return "[" + ", ".join(_shown(item) for item in value) + "]"
+    if isinstance(value, BaseModel):
+        names = type(value).model_fields
+        return "{" + ", ".join(f"{json.dumps(name)}: {_shown(getattr(value, name))}" for name in names) + "}"
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
@@ -123,6 +126,8 @@ def _file_layer(path: Path, environ: Mapping[str, str]) -> Layer:
 def _substituted(value: Any, where: str, environ: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_substituted(item, where, environ) for item in value]
+    if isinstance(value, dict):
+        return {name: _substituted(item, f"{where}.{name}", environ) for name, item in value.items()}
     if not isinstance(value, str):
         return value
 
@@ -197,5 +202,6 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
         given = item.get("input")
         secret = isinstance(given, SecretStr) or "key" in path or path == "redis.url"
         shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
-        lines.append(f"{origins.get(path, 'default')}: {path}{shown}: {message}")
+        inside = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"][2:])
+        lines.append(f"{origins.get(path, 'default')}: {path}{inside}{shown}: {message}")
     return lines

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
+from hintloop_contract.config.access import ApiKeys
 from hintloop_contract.config.section import NonNegativeFloat, Port, Positive, PositiveFloat, Section, http_address
 
 
@@ -71,8 +72,9 @@ class ProxySection(Section):
     """Listening address."""
     port: Port = 18000
     """Listening port."""
-    api_keys: list[SecretStr] = Field(default_factory=list)
-    """Keys of our own that clients must present; empty passes the client's key through untouched."""
+    api_keys: ApiKeys = Field(default_factory=list)
+    """Keys of our own that clients must present (strings, or entries of `hintloop keys new`); empty passes the
+    client's key through untouched."""
     request_timeout_s: PositiveFloat = 600.0
     """Longest answer."""
     max_request_bytes: Positive = 32 * 1024 * 1024

@@ -1,21 +1,15 @@
-"""Who may ask: checks the proxy's own API keys, when it has any, and names the credential behind a request."""
+"""Who may ask: checks the proxy's own API keys, when it has any, and names the client behind a request."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+
+from hintloop_contract.api_keys import KeyIdentity, KeyRing
 
 from hintloop_rollout_proxy.errors import UnauthorizedError
 
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """``credential`` separates clients and reveals nothing: 16 hex digits of the key's SHA-256, or empty."""
-
-    credential: str
-    tenant: str = "default"
+#: The client behind a request: its credential, tenant, and whether its turns may be trained.
+Client = KeyIdentity
 
 
 def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
@@ -29,21 +23,20 @@ def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
 class Gate:
     """Lets requests in."""
 
-    def __init__(self, api_keys: Sequence[str]) -> None:
-        """Without ``api_keys`` every request is let in and the client's key passes through."""
-        self._keys = [key.encode() for key in api_keys]
+    def __init__(self, keys: KeyRing) -> None:
+        """Without keys every request is let in and the client's key passes through."""
+        self._keys = keys
 
     @property
     def checks_keys(self) -> bool:
         """Whether the client's key ends here."""
-        return bool(self._keys)
+        return self._keys.checks_keys
 
     def admit(self, headers: Mapping[bytes, bytes]) -> Client:
         """The client behind a request; raises ``UnauthorizedError``."""
-        key = presented_key(headers)
-        # Every key is compared, so that the time taken says nothing about which one is near.
-        if self._keys and not any([hmac.compare_digest(key, known) for known in self._keys]):
+        client = self._keys.identify(presented_key(headers))
+        if client is None:
             raise UnauthorizedError(
                 "the API key is missing or unknown; send one of proxy.api_keys as 'Authorization: Bearer KEY'"
             )
-        return Client(hashlib.sha256(key).hexdigest()[:16] if key else "")
+        return client

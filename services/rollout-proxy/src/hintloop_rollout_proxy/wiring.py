@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+from hintloop_contract.api_keys import KeyRing
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_contract.redis_broker import RedisBroker, connect
@@ -44,7 +45,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
     try:
         metrics, dialect = ProxyMetrics(), dialect_of(config.rollout.engine)
         versions, flight = VersionView(broker), InFlight(broker)
-        gate = Gate([key.get_secret_value() for key in config.proxy.api_keys])
+        gate = Gate(KeyRing(config.proxy.api_keys))
         pool = EnginePool(config.engine_urls, session)
         engine_key = config.policy.api_key.get_secret_value()
         spool = Spool(config.proxy.spool_dir, config.proxy.spool_max_bytes)
