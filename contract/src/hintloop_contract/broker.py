@@ -5,10 +5,12 @@ Owns what an operation means; `redis_broker` does it with Lua on Redis, `testing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
+from hintloop_contract.codec import PackedMessage
 from hintloop_contract.messages import Drop, Message, TurnRecord
 from hintloop_contract.streams import Stream
 
@@ -25,6 +27,16 @@ class Entry(Generic[M]):
     message: M
     tenant: str = "default"
     traceparent: str = ""
+
+
+class Appended(IntEnum):
+    """What became of one message of a batch."""
+
+    DONE = 1
+    SEEN = 0
+    """Its turn id was appended before."""
+    FULL = -1
+    """The stream had reached its bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,10 @@ class Broker(Protocol):
         """Append a message that has no input message; false when its turn id was appended before."""
         ...
 
+    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0) -> list[Appended]:
+        """Append in order and in one step, each guarded like :meth:`append`; none past ``bound`` entries (0: any)."""
+        ...
+
     async def read(self, stream: Stream, consumer: str, count: int, block_ms: int) -> list[Entry[Message]]:
         """Read up to ``count`` new messages for the stream's group. Undecodable ones go to `dead` at once."""
         ...
@@ -101,6 +117,10 @@ class Broker(Protocol):
 
     async def drop(self, entry: Entry[Message] | None, drop: Drop, *, fence: int | None = None) -> bool:
         """Acknowledge and delete ``entry`` (if any), append the drop and count it; false when already done."""
+        ...
+
+    async def drop_many(self, drops: Sequence[Drop]) -> None:
+        """Append and count drops that have no input message, each guarded by its turn id, in one round trip."""
         ...
 
     async def finish(self, entries: Sequence[Entry[Message]]) -> int:
@@ -157,6 +177,10 @@ class Broker(Protocol):
 
     async def inflight_remove(self, turn_id: str) -> None:
         """It is answered."""
+        ...
+
+    async def inflight_update(self, begun: Mapping[str, int], ended: Sequence[str]) -> None:
+        """Requests being answered by their arrival in milliseconds, and such as are answered, in one round trip."""
         ...
 
     async def inflight_oldest(self, newer_than_ms: int) -> int | None:

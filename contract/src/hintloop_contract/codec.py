@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,10 +16,32 @@ COMPRESS_ABOVE_BYTES = 1024
 #: Largest payload accepted after decompression, bytes.
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 
+#: Names of an entry's fields.
+FIELDS = ("v", "turn_id", "policy", "tenant", "traceparent", "data")
+_VERSION = str(MESSAGE_VERSION).encode()
 # A msgpack map never begins with these bytes, so compressed and plain payloads tell themselves apart.
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMessage:
+    """A message as its stream entry will hold it: ``payload`` is what :func:`encode_payload` made of it."""
+
+    turn_id: str
+    payload: bytes
+    tenant: str = "default"
+    traceparent: str = ""
+
+
+def pack_message(message: Message, *, tenant: str = "default", traceparent: str = "") -> PackedMessage:
+    """Encode ``message`` now, to be appended later.
+
+    Raises:
+        msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError: it cannot be encoded.
+    """
+    return PackedMessage(message.turn_id, encode_payload(message), tenant, traceparent)
 
 
 def encode_payload(value: Any) -> bytes:
@@ -45,14 +68,20 @@ def decode_payload(data: bytes, kind: type[T]) -> T:
 
 def encode_fields(message: Message, *, policy: str, tenant: str, traceparent: str) -> dict[str, bytes]:
     """Fields of one stream entry."""
-    return {
-        "v": str(MESSAGE_VERSION).encode(),
-        "turn_id": message.turn_id.encode(),
-        "policy": policy.encode(),
-        "tenant": tenant.encode(),
-        "traceparent": traceparent.encode(),
-        "data": encode_payload(message),
-    }
+    packed = pack_message(message, tenant=tenant, traceparent=traceparent)
+    return dict(zip(FIELDS, field_values(packed, policy), strict=True))
+
+
+def field_values(packed: PackedMessage, policy: str) -> tuple[bytes, ...]:
+    """Values of one stream entry, in the order of ``FIELDS``."""
+    return (
+        _VERSION,
+        packed.turn_id.encode(),
+        policy.encode(),
+        packed.tenant.encode(),
+        packed.traceparent.encode(),
+        packed.payload,
+    )
 
 
 def decode_fields(fields: dict[bytes, bytes], kind: type[T]) -> T:

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from hintloop_contract import redis_broker
-from hintloop_contract.broker import Entry, WeightsState
-from hintloop_contract.codec import decode_fields
+from hintloop_contract import redis_connection
+from hintloop_contract.broker import Appended, Entry, WeightsState
+from hintloop_contract.codec import decode_fields, pack_message
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Capture, DeadLetter, Drop, LinkedTurn, Sampling, TurnRecord
 from hintloop_contract.redis_broker import RedisBroker, connect
@@ -70,6 +70,44 @@ async def test_append_is_guarded_by_turn_id(broker):
     assert not await broker.append(CAPTURES, capture())
     assert (await broker.counts(CAPTURES)).length == 1
     assert (await broker.funnel()).steps == {"captured": 1}
+
+
+async def test_a_batch_is_appended_in_order_and_each_once(broker):
+    batch = [pack_message(capture(name), tenant="t", traceparent="trace") for name in ("a", "b", "a", "c")]
+    done, seen = Appended.DONE, Appended.SEEN
+    assert await broker.append_many(CAPTURES, batch) == [done, done, seen, done]
+    assert await broker.append_many(CAPTURES, batch) == [seen] * 4
+    assert not await broker.append(CAPTURES, capture("b"))
+    assert await broker.append_many(CAPTURES, []) == []
+    entries = await broker.read(CAPTURES, "c", 10, 50)
+    assert [entry.turn_id for entry in entries] == ["a", "b", "c"]
+    assert {(entry.tenant, entry.traceparent) for entry in entries} == {("t", "trace")}
+    assert entries[1].message == capture("b")
+    assert (await broker.funnel()).steps == {"captured": 3}
+
+
+async def test_a_batch_and_a_single_append_write_the_same_entry(broker):
+    await broker.append(CAPTURES, capture("a"), tenant="t", traceparent="trace")
+    await broker.append_many(CAPTURES, [pack_message(capture("a2"), tenant="t", traceparent="trace")])
+    first, second = [fields for _, fields in await broker.client.xrange(broker.keys.stream(CAPTURES))]
+    assert list(first) == list(second)
+    differing = {name for name in first if first[name] != second[name]}
+    assert differing == {b"turn_id", b"data"}
+
+
+async def test_a_batch_stops_at_the_bound_and_what_was_appended_is_not_full(broker):
+    await broker.append(CAPTURES, capture("first"))
+    batch = [pack_message(capture(name)) for name in "abc"]
+    assert await broker.append_many(CAPTURES, batch, bound=3) == [Appended.DONE, Appended.DONE, Appended.FULL]
+    assert await broker.append_many(CAPTURES, batch, bound=3) == [Appended.SEEN, Appended.SEEN, Appended.FULL]
+    assert (await broker.funnel()).steps == {"captured": 3}
+    assert await broker.append_many(CAPTURES, batch, bound=4) == [Appended.SEEN, Appended.SEEN, Appended.DONE]
+
+
+async def test_drops_of_a_batch_are_guarded_too(broker):
+    await broker.drop_many([drop("a"), drop("b"), drop("a")])
+    assert (await broker.funnel()).drops == {("link", "aborted"): 2}
+    assert (await broker.counts(DROPS)).length == 2
 
 
 async def test_what_was_appended_before_the_group_existed_is_read():
@@ -213,6 +251,10 @@ async def test_requests_in_flight(broker):
     assert await broker.inflight_oldest(1_500) == 2_000
     await broker.inflight_remove("new")
     assert await broker.inflight_oldest(1_500) is None
+    await broker.inflight_update({"newer": 3_000, "newest": 4_000}, ["old"])
+    assert await broker.inflight_oldest(0) == 3_000
+    await broker.inflight_update({}, ["newer", "newest"])
+    assert await broker.inflight_oldest(0) is None
 
 
 async def test_only_idle_consumers_with_nothing_pending_are_removed(broker):
@@ -269,7 +311,7 @@ async def test_a_full_redis_is_away_not_broken(redis_server):
 
 
 async def test_a_redis_that_hangs_is_away(redis_server, monkeypatch):
-    monkeypatch.setattr(redis_broker, "CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(redis_connection, "CALL_TIMEOUT_S", 0.3)
     broker = RedisBroker(connect(redis_server.url), "test")
     await broker.ensure_groups()
     redis_server.pause()
