@@ -11,6 +11,8 @@ import typer
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 config_app = typer.Typer(no_args_is_help=True)
 app.add_typer(config_app, name="config", help="The configuration.")
+keys_app = typer.Typer(no_args_is_help=True)
+app.add_typer(keys_app, name="keys", help="API keys of agents and of callers of the PRM routes.")
 
 #: Bounds of the demo's options: a day and a half of steps on two cores, what every random generator takes, a day.
 MAX_STEPS = 1_000
@@ -32,6 +34,13 @@ class Method(enum.StrEnum):
     BINARY = "binary"
     COMBINE = "combine"
     TOPK = "topk"
+
+
+class Door(enum.StrEnum):
+    """Where a key is presented."""
+
+    PROXY = "proxy"
+    PRM = "prm"
 
 
 Files = Annotated[
@@ -79,6 +88,19 @@ def config_show(
     from hintloop.config_show import run_config_show
 
     run_config_show(files or [], settings or [], as_json=as_json)
+
+
+@keys_app.command("new")
+def keys_new(
+    tenant: Annotated[str, typer.Option(help="Whose traffic the key marks.")] = "default",
+    name: Annotated[str, typer.Option(help="A word for people, shown in logs.")] = "",
+    train: Annotated[bool, typer.Option("--train/--no-train", help="Whether its turns may be trained.")] = True,
+    door: Annotated[Door, typer.Option("--for", help="Section of the entry: agents, or the PRM routes.")] = Door.PROXY,
+) -> None:
+    """Make an API key: print it once, and the entry with its hash for config.toml."""
+    from hintloop.keys import run_keys_new
+
+    run_keys_new(door.value, tenant=tenant, name=name, train=train)
 
 
 @app.command()

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import aiohttp
 
 from hintloop.local.processes import Check
 
-#: Reads a JSON answer: ``None`` when it is content, else why not.
-Reading = Callable[[Any], str | None]
 
-
-def http_ready(url: str, reading: Reading | None = None) -> Check:
-    """A check that is content when ``url`` answers 200, and ``reading``, if any, is content with the JSON."""
+def http_ready(url: str) -> Check:
+    """A check that is content when ``url`` answers 200."""
 
     async def check() -> str | None:
         timeout = aiohttp.ClientTimeout(total=5.0)
         try:
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
-                if response.status != 200:
-                    return f"{url} answers {response.status}"
-                return None if reading is None else reading(await response.json())
+                return None if response.status == 200 else f"{url} answers {response.status}"
         except (aiohttp.ClientError, TimeoutError) as error:
             return f"{url}: {type(error).__name__}"
 

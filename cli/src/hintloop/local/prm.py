@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from hintloop_contract.config import LoadedConfig, parse_arguments
 from hintloop_contract.errors import HintloopError
 from hintloop_contract.logs import configure_logging, log_resolved
@@ -21,15 +21,31 @@ from hintloop.local.tasks import together
 Part = Callable[[], dict[str, Any]]
 
 
-def joined_app(routers: Sequence[APIRouter], parts: Mapping[str, Part], registry: CollectorRegistry) -> FastAPI:
-    """The services' routes, `/v1/prm` with what each of them says about itself, `/health` and `/metrics`."""
+def joined_app(
+    routers: Sequence[APIRouter],
+    parts: Mapping[str, Part],
+    registry: CollectorRegistry,
+    caller: Callable[[Request], Awaitable[object]],
+) -> FastAPI:
+    """The services' routes, `/v1/prm` with what each of them says about itself, and what needs no key.
+
+    That is `/health`, `/metrics`, and `/ready`: 200 once the teacher knows its engine, or needs none. ``caller`` is
+    the dependency that checks the key.
+    """
     app = FastAPI(title="Hintloop PRM", docs_url=None, redoc_url=None)
     for router in routers:
         app.include_router(router)
 
-    @app.get("/v1/prm")
+    @app.get("/v1/prm", dependencies=[Depends(caller)])
     async def prm() -> dict[str, dict[str, Any]]:
         return {name: part() for name, part in parts.items()}
+
+    @app.get("/ready")
+    async def ready(response: Response) -> dict[str, bool]:
+        teacher = parts["teacher"]()
+        is_ready = bool(teacher["probed"] or not teacher["needed"])
+        response.status_code = 200 if is_ready else 503
+        return {"ready": is_ready}
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -47,6 +63,7 @@ async def run(loaded: LoadedConfig) -> None:
     from hintloop_contract.redis_broker import RedisBroker, connect
     from hintloop_judge import app as judge_app
     from hintloop_judge import wiring as judge
+    from hintloop_judge.auth import require_key
     from hintloop_judge.serving import serve
     from hintloop_teacher import app as teacher_app
     from hintloop_teacher import wiring as teacher
@@ -58,7 +75,8 @@ async def run(loaded: LoadedConfig) -> None:
         judging = await judge.build_deps(config, broker, directory=loaded.directory, registry=registry)
         teaching = await teacher.build_deps(config, broker, directory=loaded.directory, registry=registry)
         parts = {"judge": lambda: judge_app.prm_part(judging), "teacher": lambda: teacher_app.prm_part(teaching)}
-        app = joined_app([judge_app.router(judging), teacher_app.router(teaching)], parts, registry)
+        routers = [judge_app.router(judging), teacher_app.router(teaching)]
+        app = joined_app(routers, parts, registry, require_key(config.prm.api_keys))
 
         async def work(stop: asyncio.Event) -> None:
             await together(judge.run_worker(judging, stop), teacher.run_worker(teaching, stop))

@@ -194,10 +194,10 @@ class Stack:
     def _service_specs(self) -> list[ProcessSpec]:
         config = self.config
         proxy = f"http://{config.proxy.host}:{config.proxy.port}/hintloop/ready"
-        prm = f"http://{config.prm.host}:{config.prm.port}/v1/prm"
+        prm = f"http://{config.prm.host}:{config.prm.port}/ready"
         return [
             self._service("rollout-proxy", "hintloop_rollout_proxy", http_ready(proxy)),
-            self._service("prm", "hintloop.local.prm", http_ready(prm, _teacher_probed)),
+            self._service("prm", "hintloop.local.prm", http_ready(prm)),
         ]
 
     def _trainer_spec(self) -> ProcessSpec:
@@ -242,12 +242,6 @@ class Stack:
         if self._socket.parent != self.state.path:
             with contextlib.suppress(OSError):
                 self._socket.parent.rmdir()
-
-
-def _teacher_probed(parts: Any) -> str | None:
-    """Whether the teacher knows its engine, or needs none."""
-    teacher = parts["teacher"]
-    return None if teacher["probed"] or not teacher["needed"] else "the teacher has not probed the PRM engine yet"
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.config.schema import Config
@@ -14,6 +14,7 @@ from hintloop_contract.messages import Judgement
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
+from hintloop_judge.auth import require_key
 from hintloop_judge.backends import Backend, Opinion
 from hintloop_judge.conversation import Exchange
 from hintloop_judge.metrics import JudgeMetrics
@@ -52,7 +53,7 @@ class ExchangeBody(BaseModel):
 
 def router(deps: JudgeDeps) -> APIRouter:
     """``POST /v1/hints`` and ``POST /v1/scores``."""
-    routes = APIRouter()
+    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))])
 
     @routes.post("/v1/hints")
     async def hints(body: ExchangeBody) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def make_app(deps: JudgeDeps) -> FastAPI:
     app = FastAPI(title="Hintloop judge", docs_url=None, redoc_url=None)
     app.include_router(router(deps))
 
-    @app.get("/v1/prm")
+    @app.get("/v1/prm", dependencies=[Depends(require_key(deps.config.prm.api_keys))])
     async def prm() -> dict[str, Any]:
         return {"judge": prm_part(deps)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.config.schema import Config
@@ -13,6 +13,7 @@ from hintloop_contract.errors import DependencyError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
+from hintloop_teacher.auth import require_key
 from hintloop_teacher.engine import TeacherEngine
 from hintloop_teacher.errors import ProbeError, RefusedError, TeachError
 from hintloop_teacher.forced import ForcedScores
@@ -59,7 +60,7 @@ class ForcedReply(BaseModel):
 
 def router(deps: TeacherDeps) -> APIRouter:
     """``POST /v1/forced_logprobs``."""
-    routes = APIRouter()
+    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))])
 
     @routes.post("/v1/forced_logprobs")
     async def forced_logprobs(body: ForcedBody) -> ForcedReply:
@@ -106,7 +107,7 @@ def make_app(deps: TeacherDeps) -> FastAPI:
     app = FastAPI(title="Hintloop teacher", docs_url=None, redoc_url=None)
     app.include_router(router(deps))
 
-    @app.get("/v1/prm")
+    @app.get("/v1/prm", dependencies=[Depends(require_key(deps.config.prm.api_keys))])
     async def prm() -> dict[str, Any]:
         return {"teacher": prm_part(deps)}
 
