@@ -46,6 +46,11 @@ format: venv  ## Format the code
 	@$(PYTHON) -m ruff format .
 	@$(PYTHON) -m ruff check --fix .
 
+.PHONY: proto
+proto: venv  ## Generate the gRPC code anew from scoring.proto
+	@$(PYTHON) -m grpc_tools.protoc -Icontract/src --python_out=contract/src --pyi_out=contract/src \
+	  --grpc_python_out=contract/src hintloop_contract/scoring/v1/scoring.proto
+
 # The services' environment, the engine's and the model are independent until the model's conversion.
 .PHONY: venv setup-all
 venv:

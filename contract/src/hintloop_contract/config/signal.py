@@ -57,6 +57,14 @@ class PrmSection(Section):
     api_keys: ApiKeys = Field(default_factory=list)
     """Keys that callers of the `_prm_url` routes must present (strings, or entries of `hintloop keys new`); empty
     leaves the routes open."""
+    grpc_port: Port | None = None
+    """Port of gRPC `ForcedScoring` beside them; the one after `port` when not given."""
+    grpc_address: str = ""
+    """`host:port` at which the trainer reaches gRPC `ForcedScoring`; `host` and `grpc_port` when empty."""
+    grpc_max_requests: Positive = 64
+    """Most sequences that gRPC callers may have waiting or scored at once; more are answered `RESOURCE_EXHAUSTED`."""
+    caller_key: SecretStr = SecretStr("")
+    """The key of `api_keys` that the trainer presents; give it by environment (`HINTLOOP_PRM__CALLER_KEY`)."""
     teacher_tokenizer_path: str | None = None
     """Tokenizer of the teacher's model, checked against the student's when the engine cannot be probed."""
 
@@ -66,6 +74,25 @@ class PrmSection(Section):
     @classmethod
     def _own_address(cls, value: str | None) -> str | None:
         return None if value is None else http_address(value)
+
+    @field_validator("grpc_address")
+    @classmethod
+    def _target(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value and (not host or not port.isdigit() or "/" in host):
+            raise ValueError(f"{value!r} is no gRPC address; write it as host:port, without http://")
+        return value
+
+    @property
+    def grpc_listen_port(self) -> int:
+        """`grpc_port`, or the port after `port`."""
+        return self.grpc_port if self.grpc_port is not None else self.port + 1
+
+    @property
+    def grpc_target(self) -> str:
+        """Where gRPC `ForcedScoring` is reached."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return self.grpc_address or f"{host}:{self.grpc_listen_port}"
 
     @property
     def base_url(self) -> str:
@@ -148,3 +175,5 @@ class TopkOpdSection(Section):
     """Candidates per token that the teacher returns."""
     use_teacher_topk: bool = True
     """The candidates are the teacher's; false takes the student's own."""
+    logprobs_dtype: Literal["float16", "float32"] = "float16"
+    """dtype in which the candidates' log-probabilities travel; the tail and the sampled token are float32 always."""

@@ -1,0 +1,1 @@
+"""`hintloop.scoring.v1`, generated from `scoring.proto` by `make proto`."""
