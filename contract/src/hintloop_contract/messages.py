@@ -113,6 +113,9 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     """JSON body of the chat completion that was asked in its place, when another API was translated."""
     answer: bytes | None = None
     """JSON assistant message as the agent received it."""
+    choice: int = 0
+    """Which of ``num_choices`` answers to one request; each has a capture of its own, ``response_id`` is shared."""
+    num_choices: int = 1
     response_id: str | None = None
     status: str = "complete"
     """``complete``, ``aborted`` or ``refused``."""
