@@ -203,6 +203,14 @@ class Broker(Protocol):
         """Read what a service says about itself."""
         ...
 
+    async def keep(self, kind: str, name: str, value: bytes, *, ttl_s: int, max_entries: int) -> None:
+        """Keep a value that may be lost at any time; past ``max_entries`` of its kind the oldest go."""
+        ...
+
+    async def kept(self, kind: str, name: str) -> bytes | None:
+        """A kept value, or ``None``."""
+        ...
+
     async def close(self) -> None:
         """Close the connections."""
         ...

@@ -24,6 +24,7 @@ class RedisState:
         self.policy = policy
         self.keys = Keys(policy)
         self._lease = client.register_script(scripts.LEASE)
+        self._keep = client.register_script(scripts.KEEP)
 
     @available
     async def time_ms(self) -> int:
@@ -127,6 +128,18 @@ class RedisState:
         """Read what a service says about itself."""
         found = await self.client.hgetall(self.keys.status(service))
         return {k.decode(): v.decode() for k, v in found.items()}
+
+    @available
+    async def keep(self, kind: str, name: str, value: bytes, *, ttl_s: int, max_entries: int) -> None:
+        """Keep a value that may be lost at any time; past ``max_entries`` of its kind the oldest go."""
+        keys = [self.keys.kept(kind, name), self.keys.kept_index(kind)]
+        await self._keep(keys=keys, args=[value, ttl_s, max_entries, self.keys.kept(kind, ""), name])
+
+    @available
+    async def kept(self, kind: str, name: str) -> bytes | None:
+        """A kept value, or ``None``."""
+        value = await self.client.get(self.keys.kept(kind, name))
+        return None if value is None else bytes(value)
 
     @available
     async def durability_problems(self) -> list[str]:

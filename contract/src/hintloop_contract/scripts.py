@@ -147,3 +147,17 @@ for _, info in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
 end
 return removed
 """
+
+#: KEYS value, index; ARGV data, ttl_s, max_entries, key_prefix, name
+KEEP = """
+local now = redis.call('TIME')
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+redis.call('ZADD', KEYS[2], now[1] * 1000000 + now[2], ARGV[5])
+redis.call('EXPIRE', KEYS[2], ARGV[2])
+local over = redis.call('ZCARD', KEYS[2]) - tonumber(ARGV[3])
+if over > 0 then
+  local oldest = redis.call('ZPOPMIN', KEYS[2], over)
+  for i = 1, #oldest, 2 do redis.call('DEL', ARGV[4] .. oldest[i]) end
+end
+return 1
+"""

@@ -102,3 +102,11 @@ class Keys:
     def status(self, service: str) -> str:
         """Hash that a service writes about itself (``trainer``: step, metrics; ``engines``: versions)."""
         return self.of(f"status:{service}")
+
+    def kept(self, kind: str, name: str) -> str:
+        """A value that may be lost at any time (kind ``votes``: the votes of a question, by content)."""
+        return self.of(f"kept:{kind}:{name}")
+
+    def kept_index(self, kind: str) -> str:
+        """Sorted set: names of one kind's kept values, by the time they were written."""
+        return self.of(f"kept_index:{kind}")

@@ -267,6 +267,19 @@ async def test_only_idle_consumers_with_nothing_pending_are_removed(broker):
     assert [consumer["name"] for consumer in left] == [b"holder"]
 
 
+async def test_kept_values_are_bounded_and_end_by_themselves(broker):
+    async def keep(name: str, ttl_s: int = 60) -> None:
+        await broker.keep("votes", name, name.encode(), ttl_s=ttl_s, max_entries=2)
+
+    for name in ("a", "b", "a", "c"):
+        await keep(name)
+    assert [await broker.kept("votes", name) for name in "abc"] == [b"a", None, b"c"]
+    assert await broker.kept("other", "a") is None
+    await keep("d", ttl_s=1)
+    assert 0 < await broker.client.pttl(broker.keys.kept("votes", "d")) <= 1000
+    assert await broker.client.zcard(broker.keys.kept_index("votes")) == 2
+
+
 async def test_all_keys_share_one_slot(broker):
     await broker.commit(await held(broker), TURNS, turn(), record=record())
     assert all(key.startswith(b"hl:{test}:") for key in await broker.client.keys("*"))

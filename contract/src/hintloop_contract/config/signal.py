@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hintloop_contract.config.access import ApiKeys
-from hintloop_contract.config.section import NonNegativeFloat, Port, Positive, PositiveFloat, Section, http_address
+from hintloop_contract.config.judging import RulesSection
+from hintloop_contract.config.section import NonNegativeFloat, NonNegativeInt, Port, Positive, PositiveFloat, Section, http_address
 
 
 class PrmSection(Section):
@@ -24,8 +25,13 @@ class PrmSection(Section):
     """Its key; give it by environment (`HINTLOOP_PRM__PRM_API_KEY`)."""
     engine: Literal["auto", "sglang", "vllm", "openai"] = "auto"
     """Dialect of the PRM engine; `auto` probes it at start."""
-    judge_backend: Literal["llm", "rules"] = "llm"
-    """`llm` asks a chat model; `rules` reads corrections, confirmations, tool errors and exit codes."""
+    judge_api_key: SecretStr = SecretStr("")
+    """Key of `judge_url`, where it is not `prm_api_key`; give it by environment (`HINTLOOP_PRM__JUDGE_API_KEY`)."""
+    judge_backend: Literal["llm", "rules", "rules_then_llm"] = "llm"
+    """`llm` asks a chat model; `rules` reads corrections, confirmations, tool errors and exit codes;
+    `rules_then_llm` asks the model only what the rules leave open."""
+    rules: RulesSection = Field(default_factory=RulesSection)
+    """How the rules read tools, by tool name."""
     judge_model: str = ""
     """Model asked for scores and hints; the endpoint's first model when empty."""
     judge_prompt_dir: Path | None = None
@@ -38,6 +44,10 @@ class PrmSection(Section):
     """Temperature of the hint question."""
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of votes that must succeed for a judgement to stand."""
+    judge_cache_s: NonNegativeInt = 604_800
+    """Seconds for which votes are kept, so that the same question about the same exchange is not paid twice; 0: never."""
+    judge_cache_entries: Positive = 20_000
+    """Most questions whose votes are kept; the oldest go first."""
     timeout_s: PositiveFloat = 60.0
     """Seconds before one try of a PRM request counts as failed, its whole answer included."""
     deadline_s: PositiveFloat = 180.0
@@ -128,6 +138,10 @@ class OpdSection(Section):
     """Shortest hint in characters, inclusive."""
     max_hint_length: Positive = 256
     """Longest hint in characters, inclusive."""
+    hint_selection: Literal["longest", "shortest", "consensus"] = "longest"
+    """Which acceptable hint is taken: the longest, the shortest, or the one that is most like all the others."""
+    allow_quoted_hints: bool = False
+    """Accept hints that quote the answer they are about; such a hint hands the answer to the teacher."""
     judge_vote_count: Positive = 3
     """Votes asked per question."""
     judge_temperature: NonNegativeFloat = 0.0
