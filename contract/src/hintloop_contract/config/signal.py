@@ -9,7 +9,15 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hintloop_contract.config.access import ApiKeys
 from hintloop_contract.config.judging import RulesSection
-from hintloop_contract.config.section import NonNegativeFloat, NonNegativeInt, Port, Positive, PositiveFloat, Section, http_address
+from hintloop_contract.config.section import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Port,
+    Positive,
+    PositiveFloat,
+    Section,
+    http_address,
+)
 
 
 class PrmSection(Section):
@@ -45,7 +53,7 @@ class PrmSection(Section):
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of votes that must succeed for a judgement to stand."""
     judge_cache_s: NonNegativeInt = 604_800
-    """Seconds for which votes are kept, so that the same question about the same exchange is not paid twice; 0: never."""
+    """Seconds for which votes are kept, so that a question about the same exchange is not paid twice; 0: never."""
     judge_cache_entries: Positive = 20_000
     """Most questions whose votes are kept; the oldest go first."""
     timeout_s: PositiveFloat = 60.0
