@@ -67,6 +67,7 @@ async def run(loaded: LoadedConfig) -> None:
     from hintloop_judge.serving import serve
     from hintloop_teacher import app as teacher_app
     from hintloop_teacher import wiring as teacher
+    from hintloop_teacher.grpc_server import listening
 
     config, registry = loaded.config, CollectorRegistry()
     client = connect(config.redis.url.get_secret_value())
@@ -81,7 +82,8 @@ async def run(loaded: LoadedConfig) -> None:
         async def work(stop: asyncio.Event) -> None:
             await together(judge.run_worker(judging, stop), teacher.run_worker(teaching, stop))
 
-        await serve(app, config.prm.host, config.prm.port, work)
+        async with listening(teaching):
+            await serve(app, config.prm.host, config.prm.port, work)
     finally:
         await broker.close()
 

@@ -90,8 +90,8 @@ def plan(
     redis = "redis.url" not in configured
     policy = "policy.engines" not in configured and config.rollout.sglang_host in LOOPBACK
     prm = "prm.prm_url" not in configured
-    free = iter(ports.choose(4))
-    listens = {"proxy.port": config.proxy.host, "prm.port": config.prm.host}
+    free = iter(ports.choose(5))
+    listens = {"proxy.port": config.proxy.host, "prm.port": config.prm.host, "prm.grpc_port": config.prm.host}
     if policy:
         listens["rollout.sglang_port"] = "127.0.0.1"
     for path, host in listens.items():

@@ -11,15 +11,17 @@ from hintloop_contract.logs import configure_logging, log_resolved
 
 
 async def run(loaded: LoadedConfig) -> None:
-    """Serve HTTP and teach the stream until a signal."""
+    """Serve HTTP and gRPC, and teach the stream, until a signal."""
     from hintloop_teacher.app import make_app
+    from hintloop_teacher.grpc_server import listening
     from hintloop_teacher.serving import serve
     from hintloop_teacher.wiring import build_deps, open_broker, run_worker
 
     broker, prm = open_broker(loaded.config), loaded.config.prm
     try:
         deps = await build_deps(loaded.config, broker, directory=loaded.directory)
-        await serve(make_app(deps), prm.host, prm.port, lambda stop: run_worker(deps, stop))
+        async with listening(deps):
+            await serve(make_app(deps), prm.host, prm.port, lambda stop: run_worker(deps, stop))
     finally:
         await broker.close()
 

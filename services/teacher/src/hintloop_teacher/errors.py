@@ -23,6 +23,14 @@ class ProbeError(HintloopError):
     """The PRM engine cannot serve as teacher; the message says why and what to change."""
 
 
+class UnsupportedError(HintloopError):
+    """The PRM engine cannot do what is asked of it, by its kind or its settings; the message says what to change."""
+
+
+class FieldError(HintloopError):
+    """A gRPC request's field is wrong; the message begins with its name."""
+
+
 class TeachError(HintloopError):
     """A turn cannot be taught; ``reason`` is what it drops as."""
 
