@@ -57,6 +57,7 @@ class DropReason(StrEnum):
     STALE = "stale"  # too many versions behind when the batch was formed
     ORPHAN_VERSION = "orphan_version"  # made by weights that no longer descend to the current ones
     GATE_REJECTED = "gate_rejected"  # trained into weights that were not released
+    FEEDBACK = "feedback"  # explicit feedback itself: given to the turn that it names, or naming none that is open
     DEAD = "dead"  # failed repeatedly; the message is kept in `dead`
 
 
@@ -104,6 +105,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     """First 16 hex digits of the SHA-256 of the client's key; separates clients, reveals nothing."""
     session_key: str | None = None
     """Explicit session id from header or body, with its source as prefix (``header:…``)."""
+    identity: dict[str, str] = msgspec.field(default_factory=dict)
+    """Headers by which agents name conversations, sub-agents and attempts: lower-case name to value."""
     api: str = "chat_completions"
     engine: str
     engine_url: str
@@ -192,6 +195,10 @@ class LinkedTurn(msgspec.Struct, frozen=True, kw_only=True):
     num_response_tokens: int
     captured_ms: int
     linked_ms: int
+    segment: int = 0
+    """Counts within the session: a compacted or rewritten history opens one, and so does ``max_turns_per_session``."""
+    feedback_score: int | None = None
+    """Explicit feedback: +1, 0 or -1, which stands in place of a judged score; ``None`` when there was none."""
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
