@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from hintloop_rollout_proxy import chat, metrics
+from hintloop_rollout_proxy import chat, feedback, metrics
 from hintloop_rollout_proxy.asgi import (
     JSON_HEADERS,
     App,
@@ -52,7 +52,7 @@ PASSED = frozenset(
         "/props",
     )
 )
-ALLOWED = (chat.PATH, *sorted(GENERATING), *sorted(PASSED), "/v1/models/{id}", "HEAD /")
+ALLOWED = (chat.PATH, *sorted(GENERATING), *sorted(PASSED), "/v1/models/{id}", "HEAD /", feedback.PATH)
 
 log = structlog.get_logger()
 
@@ -69,6 +69,7 @@ class ProxyApp:
         """Serve with ``deps``."""
         self._deps = deps
         self._chat = chat.ChatHandler(deps)
+        self._feedback = feedback.FeedbackHandler(deps.intake, deps.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -84,7 +85,7 @@ class ProxyApp:
         except RefusedError as error:
             status = error.status
             metrics_.refused.labels(error.code).inc()
-            await send_refusal(client, error)
+            await send_refusal(client, error, path)
         except ClientGoneError:
             pass
         except Exception as error:
@@ -93,7 +94,8 @@ class ProxyApp:
             if client.started:
                 raise
             metrics_.refused.labels(InternalError.code).inc()
-            await send_refusal(client, InternalError(f"the proxy failed at this request: {type(error).__name__}"))
+            own = InternalError(f"the proxy failed at this request: {type(error).__name__}")
+            await send_refusal(client, own, path)
         finally:
             metrics_.in_flight.dec()
             known = path if path in ALLOWED or path.startswith(("/hintloop/", "/metrics")) else "other"
@@ -109,6 +111,8 @@ class ProxyApp:
             await send_whole(send, 200, JSON_HEADERS, b"")
             return 200
         body = await read_body(receive, headers, self._deps.config.proxy.max_request_bytes)
+        if path == feedback.PATH:
+            return await self._feedback.serve(client, headers, body, send)
         if path == chat.PATH and method == "POST":
             fields = read_fields(body)
             if fields is not None:
@@ -207,7 +211,7 @@ def refuse_unlisted(method: str, path: str) -> None:
     """Raise ``PathRefusedError`` unless the allow-list has the path."""
     if path == chat.PATH or path in GENERATING or path in PASSED or path.startswith("/v1/models/"):
         return
-    if method == "HEAD" and path == "/":
+    if (method, path) in (("HEAD", "/"), ("POST", feedback.PATH)):
         return
     raise PathRefusedError(f"{method} {path} is not forwarded; allowed are: {', '.join(ALLOWED)}")
 

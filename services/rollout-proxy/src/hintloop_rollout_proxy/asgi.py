@@ -66,9 +66,10 @@ async def send_whole(send: Send, status: int, headers: Iterable[tuple[bytes, byt
     await send_body(send, body)
 
 
-async def send_refusal(send: Send, error: RefusedError) -> None:
-    """Send one of the proxy's own errors."""
-    await send_whole(send, error.status, JSON_HEADERS, error.body())
+async def send_refusal(send: Send, error: RefusedError, path: str = "") -> None:
+    """Send one of the proxy's own errors, in the form of the API at ``path``."""
+    headers = [*JSON_HEADERS, (b"www-authenticate", b"Bearer")] if error.status == 401 else JSON_HEADERS
+    await send_whole(send, error.status, headers, error.body(path))
 
 
 class Sending:

@@ -28,6 +28,8 @@ class Exchange:
     engine: str
     tenant: str = "default"
     credential: str = ""
+    opted_out: bool = False
+    """Whether the client's key says that its turns must not be trained."""
     session_key: str | None = None
     turn_type: str | None = None
     session_done: bool = False
@@ -90,6 +92,8 @@ def problem_of(exchange: Exchange) -> Problem | None:
         return DropReason.UPSTREAM_ERROR, f"HTTP {exchange.http_status}: {exchange.detail}"
     if exchange.status == "aborted":
         return DropReason.ABORTED, exchange.detail
+    if exchange.opted_out:
+        return DropReason.TENANT_OPT_OUT, "the key of this client says train = false"
     if exchange.untrainable is not None:
         return DropReason.NOT_TRAINABLE, exchange.untrainable
     problem = find_problem(exchange.answer)

@@ -114,6 +114,7 @@ class ChatHandler:
             engine=deps.dialect.name,
             tenant=client.tenant,
             credential=client.credential,
+            opted_out=not client.train,
             session_key=session_key(fields, headers),
             leaves_sampling_out=leaves_sampling_out(fields),
             shaped=is_constrained(fields),
@@ -253,7 +254,7 @@ class ChatHandler:
         deps.metrics.captured.labels(capture.status).inc()
         if capture.problem is not None:
             deps.metrics.problems.labels(capture.problem).inc()
-        await deps.writer.put(Parcel(capture, exchange.traceparent))
+        await deps.intake.put(Parcel(capture, exchange.traceparent))
 
     def _make_capture(self, exchange: Exchange) -> Capture:
         """The capture; of an answer that cannot be packed only the request, which may be another's next state."""

@@ -11,6 +11,7 @@ from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.engines.dialect import Dialect
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.gate import Gate
+from hintloop_rollout_proxy.intake import Intake
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.readiness import EngineWatch
 from hintloop_rollout_proxy.upstream import EnginePool
@@ -20,7 +21,8 @@ from hintloop_rollout_proxy.writer import CaptureWriter
 
 @dataclass(frozen=True, slots=True)
 class ProxyDeps:
-    """Dependencies of the app. ``engine_key`` is set upstream; ``None`` passes the client's key through."""
+    """Dependencies of the app. ``engine_key`` is set upstream; ``None`` passes the client's key through.
+    Captures go in by ``intake``; ``writer`` is the task behind it."""
 
     config: Config
     gate: Gate
@@ -30,6 +32,7 @@ class ProxyDeps:
     clock: RedisClock
     versions: VersionView
     flight: InFlight
+    intake: Intake
     writer: CaptureWriter
     metrics: ProxyMetrics
     engine_key: str | None

@@ -1,9 +1,19 @@
-"""Errors of the proxy, named by boundary. Each becomes a JSON answer in OpenAI's error shape, or stops the start."""
+"""Errors of the proxy, named by boundary. Each becomes a JSON answer in the API's error shape, or stops the start."""
 
 from __future__ import annotations
 
 import msgspec
 from hintloop_contract.errors import HintloopError
+
+
+#: Error types of Anthropic's API by HTTP status; any other is ``api_error``.
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    504: "timeout_error",
+}
 
 
 class RolloutProxyError(HintloopError):
@@ -16,11 +26,15 @@ class RefusedError(RolloutProxyError):
     status = 400
     kind = "invalid_request_error"
     code = "bad_request"
+    param: str | None = None
 
-    def body(self) -> bytes:
-        """The answer: JSON ``{"error": {message, type, param, code}}``."""
-        error = {"message": str(self), "type": self.kind, "param": None, "code": self.code}
-        return msgspec.json.encode({"error": error})
+    def body(self, path: str = "") -> bytes:
+        """The answer: OpenAI's ``{"error": {message, type, param, code}}``, on Anthropic's paths theirs."""
+        if path.startswith("/v1/messages"):
+            error = {"type": ANTHROPIC_TYPES.get(self.status, "api_error"), "message": str(self)}
+            return msgspec.json.encode({"type": "error", "error": error})
+        members = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": members})
 
 
 class BadRequestError(RefusedError):
@@ -56,6 +70,29 @@ class RequestTooLargeError(RefusedError):
 
     status = 413
     code = "request_too_large"
+
+
+class UnknownResponseError(RefusedError):
+    """``previous_response_id`` names an answer of ours that is not remembered."""
+
+    code = "previous_response_not_found"
+    param = "previous_response_id"
+
+
+class UnknownItemError(RefusedError):
+    """An ``item_reference`` names an item of ours that is not remembered."""
+
+    status = 404
+    code = "item_not_found"
+    param = "input"
+
+
+class MemoryAwayError(RefusedError):
+    """Earlier answers cannot be looked up, and the request refers to one."""
+
+    status = 503
+    kind = "server_error"
+    code = "memory_away"
 
 
 class EngineUnreachableError(RefusedError):

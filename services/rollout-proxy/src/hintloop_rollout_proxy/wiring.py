@@ -24,6 +24,7 @@ from hintloop_rollout_proxy.engines import dialect_of
 from hintloop_rollout_proxy.errors import BackgroundError, SpoolError
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.gate import Gate
+from hintloop_rollout_proxy.intake import Intake
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.readiness import EngineWatch
@@ -60,6 +61,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             clock=RedisClock(broker),
             versions=versions,
             flight=flight,
+            intake=Intake(writer),
             writer=writer,
             metrics=metrics,
             engine_key=engine_key if gate.checks_keys else None,
