@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hintloop_contract.broker import WeightsState
+from hintloop_contract.broker import Appended, WeightsState
+from hintloop_contract.codec import PackedMessage
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Capture, Sampling
-from hintloop_contract.streams import CAPTURES
+from hintloop_contract.streams import CAPTURES, DROPS, Stream
 from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_rollout_proxy import writer as writer_module
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.spool import Spool
@@ -21,9 +24,20 @@ from hintloop_rollout_proxy.writer import CaptureWriter, Parcel
 
 
 class AwayBroker(MemoryBroker):
-    """A broker whose Redis can be away."""
+    """A broker whose Redis can be away or slow; ``batches`` counts what each append took."""
 
     away = False
+    slow_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
+    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0) -> list[Appended]:
+        appended = await super().append_many(stream, batch, bound=bound)
+        self.batches.append(len(batch))
+        await asyncio.sleep(self.slow_s)
+        return appended
 
     async def weights(self) -> WeightsState:
         if self.away:
@@ -31,16 +45,19 @@ class AwayBroker(MemoryBroker):
         return await super().weights()
 
 
-def make_writer(broker: Any, folder: Path, max_bytes: int = 100_000) -> tuple[CaptureWriter, ProxyMetrics, InFlight]:
+def make_writer(
+    broker: Any, folder: Path, max_bytes: int = 1_000_000, max_captures: int = 0
+) -> tuple[CaptureWriter, ProxyMetrics, InFlight]:
     metrics, flight = ProxyMetrics(), InFlight(broker)
-    writer = CaptureWriter(broker, Spool(folder, max_bytes), VersionView(broker), flight, metrics)
+    spool = Spool(folder, max_bytes)
+    writer = CaptureWriter(broker, spool, VersionView(broker), flight, metrics, max_captures)
     writer.open()
     return writer, metrics, flight
 
 
 def make_parcel(turn_id: str, **fields: Any) -> Parcel:
-    values: dict[str, Any] = {"version_oldest": 2, "start_ms": 1, "end_ms": 2}
-    capture = Capture(turn_id=turn_id, engine="vllm", engine_url="u", request=b"{}", **(values | fields))
+    values: dict[str, Any] = {"version_oldest": 2, "start_ms": 1, "end_ms": 2, "request": b"{}"}
+    capture = Capture(turn_id=turn_id, engine="vllm", engine_url="u", **(values | fields))
     return Parcel(capture, "trace")
 
 
@@ -226,4 +243,140 @@ async def test_what_a_failed_writer_held_is_left_on_disk(tmp_path: Path) -> None
     again.close()
     await again.run()
     assert [entry.turn_id for entry in await broker.read(CAPTURES, "test", 10, None)] == ["a", "b", "c"]
+    await broker.close()
+
+
+def value_of(metrics: ProxyMetrics, name: str, **labels: str) -> float:
+    return metrics.registry.get_sample_value(f"hintloop_proxy_{name}_total", labels) or 0
+
+
+async def read_ids(broker: Any, count: int) -> list[str]:
+    """Turn ids in the order of the stream, at least ``count``."""
+    found: list[str] = []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            found += [entry.turn_id for entry in await broker.read(CAPTURES, "test", 1000, None)]
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_what_comes_together_goes_together(tmp_path: Path) -> None:
+    broker = AwayBroker()
+    await broker.ensure_groups()
+    writer, _, _ = make_writer(broker, tmp_path)
+    running = asyncio.create_task(writer.run())
+    for number in range(150):
+        await writer.put(make_parcel(str(number)))
+    assert await read_ids(broker, 150) == [str(number) for number in range(150)]
+    assert broker.batches == [64, 64, 22]
+    writer.close()
+    await running
+    await broker.close()
+
+
+async def test_a_batch_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "BATCH_BYTES", 3_000)
+    broker = AwayBroker()
+    await broker.ensure_groups()
+    writer, _, _ = make_writer(broker, tmp_path)
+    for number in range(4):
+        await writer.put(make_parcel(str(number), request=b"x" * 4_000))
+    writer.close()
+    await writer.run()
+    assert broker.batches == [1, 1, 1, 1]
+    await broker.close()
+
+
+async def test_slow_redis_sends_captures_to_disk_and_none_comes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "CALL_S", 0.1)
+    broker = AwayBroker()
+    await broker.ensure_groups()
+    broker.slow_s = 5.0
+    writer, metrics, flight = make_writer(broker, tmp_path)
+    running = asyncio.create_task(writer.run())
+    for number in range(10):
+        flight.begin(str(number), 1)
+        await writer.put(make_parcel(str(number)))
+        await asyncio.sleep(0.02)
+    async with asyncio.timeout(10):
+        while value_of(metrics, "spooled") < 10:
+            await asyncio.sleep(0.01)
+    broker.slow_s = 0.0
+    async with asyncio.timeout(10):
+        while len(flight):
+            await asyncio.sleep(0.01)
+    writer.close()
+    await running
+    assert await read_ids(broker, 10) == [str(number) for number in range(10)]
+    assert (await broker.funnel()).steps == {"captured": 10}
+    await broker.close()
+
+
+async def test_a_long_replay_holds_nobody_up_and_keeps_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "QUEUE_LENGTH", 20)
+    broker = AwayBroker()
+    await broker.ensure_groups()
+    broker.away = True
+    writer, metrics, _ = make_writer(broker, tmp_path)
+    running = asyncio.create_task(writer.run())
+    for number in range(500):
+        await writer.put(make_parcel(f"{number:04}"))
+    broker.away, broker.slow_s = False, 0.02
+    for number in range(500, 800):
+        await writer.put(make_parcel(f"{number:04}"))
+        await asyncio.sleep(0.001)
+    found = await read_ids(broker, 800)
+    assert found == [f"{number:04}" for number in range(800)]
+    assert value_of(metrics, "lost", cause="queue_full") == 0
+    writer.close()
+    await running
+    assert metrics.registry.get_sample_value("hintloop_proxy_spool_bytes") == 0
+    await broker.close()
+
+
+async def test_a_full_queue_holds_a_request_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "QUEUE_LENGTH", 2)
+    monkeypatch.setattr(writer_module, "PUT_WAIT_S", 0.05)
+    broker = AwayBroker()
+    writer, metrics, flight = make_writer(broker, tmp_path)
+    for turn_id in "abc":
+        flight.begin(turn_id, 1)
+        await writer.put(make_parcel(turn_id))
+    assert value_of(metrics, "lost", cause="queue_full") == 1
+    assert len(flight) == 2
+    await writer.rescue()
+    await broker.close()
+
+
+async def test_a_queue_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "QUEUE_BYTES", 20_000)
+    monkeypatch.setattr(writer_module, "PUT_WAIT_S", 0.01)
+    broker = AwayBroker()
+    writer, metrics, _ = make_writer(broker, tmp_path)
+    for number in range(5):
+        await writer.put(make_parcel(str(number), request=b"x" * 10_000))
+    assert value_of(metrics, "lost", cause="queue_full") == 3
+    await writer.rescue()
+    await broker.close()
+
+
+async def test_past_the_bound_turns_are_dropped_and_counted(tmp_path: Path) -> None:
+    broker = AwayBroker()
+    await broker.ensure_groups()
+    writer, metrics, flight = make_writer(broker, tmp_path, max_captures=3)
+    for turn_id in "abcde":
+        flight.begin(turn_id, 1)
+        await writer.put(make_parcel(turn_id, tenant="t"))
+    writer.close()
+    await writer.run()
+    assert await read_ids(broker, 3) == ["a", "b", "c"]
+    funnel = await broker.funnel()
+    assert (funnel.steps, funnel.drops) == ({"captured": 5}, {("capture", "backpressure"): 2})
+    assert (await broker.counts(DROPS)).length == 2
+    assert value_of(metrics, "problems", reason="backpressure") == 2
+    assert len(flight) == 0
     await broker.close()

@@ -83,6 +83,8 @@ class ProxySection(Section):
     """Where captures wait while Redis is away."""
     spool_max_bytes: Positive = 1024 * 1024 * 1024
     """Most bytes that may wait there."""
+    max_captures: Positive = 100_000
+    """Most captures in Redis that no linker has settled; past it requests are served and dropped as `backpressure`."""
 
 
 class LinkerSection(Section):

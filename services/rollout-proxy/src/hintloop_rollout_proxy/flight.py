@@ -7,6 +7,7 @@ linker waits ``REGISTER_WITHIN_MS`` past a deadline for that reason.
 from __future__ import annotations
 
 import asyncio
+import time
 
 import structlog
 from hintloop_contract.broker import Broker
@@ -15,6 +16,8 @@ from hintloop_contract.errors import DependencyError
 INTERVAL_S = 0.25
 #: A request that lasts is registered within this time, milliseconds.
 REGISTER_WITHIN_MS = 1000
+#: Younger requests are left out, seconds: at the next look most of them have ended.
+YOUNG_S = 0.5
 
 log = structlog.get_logger()
 
@@ -25,12 +28,14 @@ class InFlight:
     def __init__(self, broker: Broker) -> None:
         """Register with ``broker``."""
         self._broker = broker
-        self._open: dict[str, int] = {}
+        self._open: dict[str, tuple[int, float]] = {}
         self._registered: set[str] = set()
+        # Registered, or perhaps so: a call that failed may have had its effect.
+        self._sent: set[str] = set()
 
     def begin(self, turn_id: str, start_ms: int) -> None:
         """A request arrived."""
-        self._open[turn_id] = start_ms
+        self._open[turn_id] = (start_ms, time.monotonic())
 
     def end(self, turn_id: str) -> None:
         """Its capture is written, or it will have none."""
@@ -42,13 +47,19 @@ class InFlight:
 
     async def register(self) -> None:
         """Bring the broker's set up to date."""
-        for turn_id, start_ms in list(self._open.items()):
-            if turn_id not in self._registered:
-                await self._broker.inflight_add(turn_id, start_ms)
-                self._registered.add(turn_id)
-        for turn_id in [turn_id for turn_id in self._registered if turn_id not in self._open]:
-            await self._broker.inflight_remove(turn_id)
-            self._registered.discard(turn_id)
+        born_before = time.monotonic() - YOUNG_S
+        begun = {
+            turn_id: start_ms
+            for turn_id, (start_ms, born) in self._open.items()
+            if born <= born_before and turn_id not in self._registered
+        }
+        ended = [turn_id for turn_id in self._sent if turn_id not in self._open]
+        if begun or ended:
+            self._sent.update(begun)
+            await self._broker.inflight_update(begun, ended)
+            self._registered.update(begun)
+            self._registered.difference_update(ended)
+            self._sent.difference_update(ended)
 
     async def run(self) -> None:
         """Register for ever."""

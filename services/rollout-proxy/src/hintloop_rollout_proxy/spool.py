@@ -56,8 +56,12 @@ class Spool:
             ) from error
         self._lock = lock
         segments = self.segments()
-        self.num_bytes = sum(path.stat().st_size for path in segments)
+        self.recount()
         self._next_number = int(segments[-1].stem) + 1 if segments else 0
+
+    def recount(self) -> None:
+        """Count what is there, whoever put or removed it; raises ``OSError``."""
+        self.num_bytes = sum(path.stat().st_size for path in self.segments())
 
     @property
     def empty(self) -> bool:
@@ -83,7 +87,7 @@ class Spool:
                 with contextlib.suppress(OSError):
                     segment.close()
             with contextlib.suppress(OSError):
-                self.num_bytes = sum(path.stat().st_size for path in self.segments())
+                self.recount()
             raise
 
     def _append(self, records: Sequence[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""Writes captures to Redis in order: one task behind a bounded queue, the disk spool while Redis is away."""
+"""Writes captures to Redis in order: one task behind a bounded queue, the disk spool while Redis is slow or away."""
 
 from __future__ import annotations
 
@@ -6,65 +6,80 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 import msgspec
 import structlog
-from hintloop_contract.broker import Broker
+from hintloop_contract.broker import Appended, Broker
+from hintloop_contract.codec import PackedMessage, pack_message
 from hintloop_contract.errors import DependencyError
-from hintloop_contract.messages import Capture
+from hintloop_contract.messages import Drop, DropReason, Stage
 from hintloop_contract.streams import CAPTURES
 
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.metrics import ProxyMetrics
+from hintloop_rollout_proxy.parcels import UNENCODABLE, Parcel, encode_record, weight_of
+from hintloop_rollout_proxy.replay import SpoolReplay
 from hintloop_rollout_proxy.spool import Spool
 from hintloop_rollout_proxy.versions import VersionView, newest_of
 
+__all__ = ["CaptureWriter", "Parcel"]
+
 QUEUE_LENGTH = 1024
+QUEUE_BYTES = 64 * 1024 * 1024
 BATCH = 64
+BATCH_BYTES = 4 * 1024 * 1024
+#: Seconds that a capture waits for others to share its way to Redis.
+LINGER_S = 0.005
+#: Seconds that Redis gets to answer before captures go to disk.
+CALL_S = 2.0
+#: Seconds until a Redis that was away is asked again.
 RETRY_S = 0.5
-#: Seconds that a Redis which was away gets to answer before new captures go to disk too.
-REACH_S = 2.0
 #: Seconds that a clean exit gives Redis before what is left goes to disk.
 DRAIN_S = 5.0
-#: Seconds until a spool that could not be read is read again.
-REPLAY_RETRY_S = 10.0
+#: Seconds until a spool that could not be read, or a disk that took nothing, is tried again.
+SPOOL_RETRY_S = 10.0
+DISK_RETRY_S = 0.5
+#: Seconds that a request's connection is held up by a full queue before its capture is given up.
+PUT_WAIT_S = 1.0
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 
-class Parcel(msgspec.Struct, frozen=True):
-    """A capture with what belongs beside it in the stream entry."""
-
-    capture: Capture
-    traceparent: str = ""
-
-
-_decoder = msgspec.msgpack.Decoder(Parcel)
-
-
 class CaptureWriter:
-    """Nothing that was put is lost, but for a full spool and a capture that cannot be encoded, both counted and logged.
+    """Nothing that was put is lost silently: a capture that neither Redis nor the spool takes is counted and logged.
 
-    While neither Redis nor the spool takes them, captures wait in memory; the queue is bounded.
+    While both are away captures wait in memory, in a queue that is bounded in number and bytes.
     """
 
     def __init__(
-        self, broker: Broker, spool: Spool, versions: VersionView, flight: InFlight, metrics: ProxyMetrics
+        self,
+        broker: Broker,
+        spool: Spool,
+        versions: VersionView,
+        flight: InFlight,
+        metrics: ProxyMetrics,
+        max_captures: int = 0,
     ) -> None:
-        """``spool`` is opened by :meth:`open`."""
+        """``spool`` is opened by :meth:`open`. Past ``max_captures`` in the stream (0: any) turns are dropped."""
         self._broker = broker
         self._spool = spool
         self._versions = versions
         self._flight = flight
         self._metrics = metrics
-        self._queue: asyncio.Queue[Parcel] = asyncio.Queue(QUEUE_LENGTH)
-        self._batch: deque[Parcel] = deque()
+        self._max_captures = max_captures
+        self._replay = SpoolReplay(spool, metrics)
+        self._queue: deque[Parcel] = deque()
+        self._queue_bytes = 0
         self._wake = asyncio.Event()
+        self._room = asyncio.Event()
         self._closing = False
-        self._newest = 0
+        self._drain_until = 0.0
+        self._redis_at = 0.0
         self._replay_at = 0.0
+        self._disk_at = 0.0
 
     def open(self) -> None:
         """Take the spool; raises ``SpoolError``."""
@@ -72,39 +87,59 @@ class CaptureWriter:
         self._metrics.spool_bytes.set(self._spool.num_bytes)
 
     async def put(self, parcel: Parcel) -> None:
-        """Hand a capture over; waits while the queue is full. The client has its answer by then."""
-        await self._queue.put(parcel)
-        self._metrics.queue.set(self._queue.qsize())
+        """Hand a capture over. The client has its answer by then; a full queue holds its connection up for a moment."""
+        if self._full and not await self._wait_for_room():
+            self._lose_all([parcel], "queue_full")
+            return
+        self._queue.append(parcel)
+        self._queue_bytes += weight_of(parcel)
         self._wake.set()
+
+    async def _wait_for_room(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PUT_WAIT_S):
+                while self._full:
+                    self._room.clear()
+                    await self._room.wait()
+        return not self._full
+
+    @property
+    def _full(self) -> bool:
+        return len(self._queue) >= QUEUE_LENGTH or self._queue_bytes >= QUEUE_BYTES
+
+    @property
+    def _crowded(self) -> bool:
+        return len(self._queue) >= QUEUE_LENGTH // 2 or self._queue_bytes >= QUEUE_BYTES // 2
 
     def close(self) -> None:
         """Ask :meth:`run` to drain and end."""
         self._closing = True
+        self._drain_until = time.monotonic() + DRAIN_S
         self._wake.set()
 
     async def run(self) -> None:
         """Write until :meth:`close`, then drain: to Redis for a moment, to disk what is left."""
-        while not (self._closing and self._queue.empty() and not self._batch):
-            await self._take()
-            limit_s = DRAIN_S if self._closing else REACH_S if not self._spool.empty else None
+        while not self._drained:
+            await self._wait()
+            if self._away:
+                await self._keep()
+                continue
             try:
-                await asyncio.wait_for(self._reach(), limit_s)
-                await self._deliver()
+                await self._write()
             except (DependencyError, TimeoutError) as error:
-                if self._batch:
-                    log.warning("captures wait on disk", error=str(error) or "timed out", num=len(self._batch))
-                    await self._keep()
-                if not self._closing:
-                    await asyncio.sleep(RETRY_S)
+                self._redis_at = time.monotonic() + (DRAIN_S if self._closing else RETRY_S)
+                if self._queue:
+                    log.warning("captures wait on disk", error=str(error) or "timed out", num=len(self._queue))
         await self._close_spool()
+
+    @property
+    def _drained(self) -> bool:
+        return self._closing and not self._queue and (self._away or not self._replayable)
 
     async def rescue(self) -> None:
         """After :meth:`run` failed: leave what was put on disk, for the next start."""
         self._closing = True
-        while not self._queue.empty():
-            self._batch.append(self._queue.get_nowait())
-        if self._batch:
-            await self._keep()
+        await self._keep()
         await self._close_spool()
 
     async def _close_spool(self) -> None:
@@ -113,44 +148,122 @@ class CaptureWriter:
         except OSError as error:
             self._spool_failed(error)
 
-    async def _take(self) -> None:
-        if self._queue.empty() and not self._closing:
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), None if self._spool.empty else RETRY_S)
-        while not self._queue.empty() and len(self._batch) < BATCH:
-            self._batch.append(self._queue.get_nowait())
-        self._metrics.queue.set(self._queue.qsize())
+    @property
+    def _away(self) -> bool:
+        """Whether Redis is not to be asked now."""
+        now = time.monotonic()
+        return now < self._redis_at or (self._closing and now >= self._drain_until)
 
-    async def _reach(self) -> None:
-        """Ask which versions these answers may have seen; fails when Redis is away."""
-        if self._batch or not self._spool.empty:
-            self._newest = newest_of(await self._versions.read())
+    @property
+    def _replayable(self) -> bool:
+        return not self._spool.empty and time.monotonic() >= self._replay_at
 
-    async def _deliver(self) -> None:
-        if not self._spool.empty and time.monotonic() >= self._replay_at:
-            try:
-                await self._replay()
-            except OSError as error:
-                # What cannot be read now must not hold up what is there.
-                self._spool_failed(error)
-                self._replay_at = time.monotonic() + REPLAY_RETRY_S
-        while self._batch:
-            await self._append(self._batch[0])
-            self._batch.popleft()
+    async def _wait(self) -> None:
+        """Until there is something to do. What comes close together goes together."""
+        self._metrics.queue.set(len(self._queue))
+        if self._closing:
+            return
+        if not self._queue:
+            # Spooled captures are work too, from the moment that Redis and the disk may be asked again.
+            due_s = max(self._redis_at, self._replay_at) - time.monotonic()
+            if self._spool.empty or due_s > 0:
+                self._wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if self._spool.empty else due_s):
+                        await self._wake.wait()
+        if self._away and time.monotonic() < self._disk_at:
+            await asyncio.sleep(min(self._redis_at, self._disk_at) - time.monotonic())
+        elif self._queue and not self._crowded and not self._replayable:
+            await asyncio.sleep(LINGER_S)
 
-    async def _append(self, parcel: Parcel) -> None:
+    async def _write(self) -> None:
+        """Bring to Redis what waits longest: from disk, then from the queue. What fails stays where it was."""
+        if self._replayable:
+            await self._write_spooled()
+            if self._replayable:
+                if self._crowded:
+                    await self._keep()
+                return
+        batch = self._peek()
+        if batch:
+            await self._append(batch)
+            self._remove(len(batch))
+
+    async def _write_spooled(self) -> None:
+        """Redis was away as long, so no version was published meanwhile that the first reading after its return does
+        not show."""
+        try:
+            batch = await self._replay.next()
+        except OSError as error:
+            # What cannot be read now must not hold up what is there.
+            self._spool_failed(error)
+            self._replay_at = time.monotonic() + SPOOL_RETRY_S
+            return
+        if batch:
+            await self._append(batch)
+            self._replay.settle()
+        self._metrics.spool_bytes.set(self._spool.num_bytes)
+
+    def _peek(self) -> list[Parcel]:
+        batch: list[Parcel] = []
+        size = 0
+        for parcel in self._queue:
+            if len(batch) >= BATCH or size >= BATCH_BYTES:
+                break
+            batch.append(parcel)
+            size += weight_of(parcel)
+        return batch
+
+    def _remove(self, count: int) -> list[Parcel]:
+        removed = [self._queue.popleft() for _ in range(count)]
+        self._queue_bytes -= sum(map(weight_of, removed))
+        self._room.set()
+        return removed
+
+    async def _append(self, batch: Sequence[Parcel]) -> None:
+        """Append in order, stamped with the newest version that may have been in force when they ended."""
+        newest = newest_of(await self._answered(self._versions.read()))
+        packed = [message for parcel in batch if (message := self._pack(parcel, newest)) is not None]
+        results = await self._answered(self._broker.append_many(CAPTURES, packed, bound=self._max_captures))
+        full = [message for message, result in zip(packed, results, strict=True) if result is Appended.FULL]
+        if full:
+            await self._drop(full)
+        for parcel in batch:
+            self._flight.end(parcel.capture.turn_id)
+
+    async def _answered(self, call: Awaitable[T]) -> T:
+        """The answer of Redis; raises ``TimeoutError`` when it takes so long that agents' captures would pile up."""
+        limit_s = CALL_S if not self._closing else max(0.0, min(CALL_S, self._drain_until - time.monotonic()))
+        async with asyncio.timeout(limit_s):
+            return await call
+
+    def _pack(self, parcel: Parcel, newest: int) -> PackedMessage | None:
         capture = parcel.capture
         if capture.version_newest is None:
-            newest = max(self._newest, capture.version_oldest or 0)
-            capture = msgspec.structs.replace(capture, version_newest=newest)
+            capture = msgspec.structs.replace(capture, version_newest=max(newest, capture.version_oldest or 0))
         try:
-            await self._broker.append(CAPTURES, capture, tenant=capture.tenant, traceparent=parcel.traceparent)
-        except DependencyError:
-            raise
-        except Exception as error:  # noqa: BLE001 - one capture, whatever is wrong with it
+            return pack_message(capture, tenant=capture.tenant, traceparent=parcel.traceparent)
+        except UNENCODABLE as error:
             self._lose(capture.turn_id, error)
-        self._flight.end(capture.turn_id)
+            return None
+
+    async def _drop(self, full: Sequence[PackedMessage]) -> None:
+        detail = f"{self._max_captures} captures wait to be linked already (proxy.max_captures)"
+        drops = [
+            Drop(
+                turn_id=message.turn_id,
+                stage=str(Stage.CAPTURE),
+                reason=str(DropReason.BACKPRESSURE),
+                detail=detail,
+                tenant=message.tenant,
+            )
+            for message in full
+        ]
+        await self._answered(self._broker.drop_many(drops))
+        # They were captured, so the funnel closes.
+        await self._answered(self._broker.count(str(CAPTURES.counter), len(drops)))
+        self._metrics.problems.labels(str(DropReason.BACKPRESSURE)).inc(len(drops))
+        log.warning("captures dropped: is a linker running?", num=len(drops), detail=detail)
 
     def _lose(self, turn_id: str, error: Exception) -> None:
         """Say that a capture cannot be written anywhere; those behind it can."""
@@ -161,71 +274,35 @@ class CaptureWriter:
         self._metrics.spool_away.inc()
         log.error("spool away; check proxy.spool_dir and its disk", error=str(error))
 
-    async def _replay(self) -> None:
-        """Append what waits on disk, oldest first. Redis was away as long, so no version was published meanwhile
-        that the first reading after its return does not show."""
-        await asyncio.to_thread(self._spool.seal)
-        for segment in await asyncio.to_thread(self._spool.segments):
-            records, num_torn = await asyncio.to_thread(self._records, segment)
-            if num_torn:
-                self._metrics.spool_torn.inc(num_torn)
-                log.warning("spool segment ends in an unfinished record", segment=segment.name)
-            undecodable = 0
-            for record in records:
-                undecodable += not await self._append_record(record)
-            await self._leave(segment, undecodable)
-            self._metrics.spool_bytes.set(self._spool.num_bytes)
-            log.info("spooled captures replayed", num=len(records) - undecodable, segment=segment.name)
-
-    async def _append_record(self, record: bytes) -> bool:
-        """Append one spooled capture; false when it cannot be decoded."""
-        try:
-            parcel = _decoder.decode(record)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            self._metrics.spool_undecodable.inc()
-            log.error("spooled record cannot be decoded", error=repr(error))
-            return False
-        await self._append(parcel)
-        return True
-
-    async def _leave(self, segment: Path, undecodable: int) -> None:
-        if not undecodable:
-            await asyncio.to_thread(self._spool.remove, segment)
-            return
-        aside = await asyncio.to_thread(self._spool.set_aside, segment)
-        log.error("spool segment set aside", path=str(aside), undecodable=undecodable)
-
-    def _records(self, segment: Path) -> tuple[list[bytes], int]:
-        torn_before = self._spool.num_torn
-        return list(self._spool.read(segment)), self._spool.num_torn - torn_before
-
     async def _keep(self) -> None:
         """Write what waits to disk. While the disk is away too it waits in memory, or is lost at the exit."""
-        parcels, records = self._encode_batch()
+        if not self._queue or (time.monotonic() < self._disk_at and not self._closing):
+            return
+        num_waiting = len(self._queue)
+        records = self._encode(list(self._queue))
         try:
-            taken = await asyncio.to_thread(self._spool.append, records)
+            taken = await asyncio.to_thread(self._spool.append, [record for _, record in records])
         except OSError as error:
             self._spool_failed(error)
-            if not self._closing:
-                self._batch.extend(parcels)
-                return
-            self._lose_all(parcels, "spool_away")
+            self._disk_at = time.monotonic() + DISK_RETRY_S
+            if self._closing:
+                self._remove(num_waiting)
+                self._lose_all([parcel for parcel, _ in records], "spool_away")
             return
+        self._remove(num_waiting)
         self._metrics.spooled.inc(taken)
         self._metrics.spool_bytes.set(self._spool.num_bytes)
-        self._lose_all(parcels[taken:], "spool_full")
+        self._lose_all([parcel for parcel, _ in records[taken:]], "spool_full")
 
-    def _encode_batch(self) -> tuple[list[Parcel], list[bytes]]:
-        parcels, records = [], []
-        for parcel in self._batch:
+    def _encode(self, parcels: Sequence[Parcel]) -> list[tuple[Parcel, bytes]]:
+        records = []
+        for parcel in parcels:
             try:
-                records.append(msgspec.msgpack.encode(parcel))
-                parcels.append(parcel)
-            except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
+                records.append((parcel, encode_record(parcel)))
+            except UNENCODABLE as error:
                 self._lose(parcel.capture.turn_id, error)
                 self._flight.end(parcel.capture.turn_id)
-        self._batch.clear()
-        return parcels, records
+        return records
 
     def _lose_all(self, parcels: Sequence[Parcel], cause: str) -> None:
         if not parcels:

@@ -1,0 +1,42 @@
+"""A capture on its way out of the proxy, and its form on disk."""
+
+from __future__ import annotations
+
+import msgspec
+from hintloop_contract.messages import Capture
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """A capture with what belongs beside it in the stream entry."""
+
+    capture: Capture
+    traceparent: str = ""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Parcel)
+#: What encoding a capture may raise.
+UNENCODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+#: What decoding a spooled record may raise.
+UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+#: Bytes of a capture beside its long members.
+_REST_BYTES = 1024
+
+
+def encode_record(parcel: Parcel) -> bytes:
+    """A spool record; raises one of ``UNENCODABLE``."""
+    return _encoder.encode(parcel)
+
+
+def decode_record(record: bytes) -> Parcel:
+    """What :func:`encode_record` wrote; raises one of ``UNDECODABLE``."""
+    return _decoder.decode(record)
+
+
+def weight_of(parcel: Parcel) -> int:
+    """Bytes that a parcel occupies, about."""
+    capture = parcel.capture
+    size = _REST_BYTES + len(capture.request) + len(capture.answer or b"") + len(capture.chat_request or b"")
+    for array in (capture.prompt_ids, capture.response_ids, capture.logprobs):
+        size += 0 if array is None else len(array.data)
+    return size
