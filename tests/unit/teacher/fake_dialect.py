@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
-from hintloop_teacher.dialects.base import EngineFacts
+from hintloop_teacher.dialects.base import EngineFacts, NoCandidates, Question
 from hintloop_teacher.forced import RawScores
 
 
@@ -14,11 +13,13 @@ def score_of(previous: int, token: int) -> float:
     return -0.5 - ((previous * 31 + token * 17) % 997) / 100
 
 
-class FakeDialect:
+class FakeDialect(NoCandidates):
     """``shift`` moves scores against tokens, as a wrong engine or client would."""
 
     name = "fake"
     proves_ids = True
+    takes_ids = True
+    begins_late = False
 
     def __init__(self, *, shift: int = 0, value: float | None = 0.0) -> None:
         self.shift = shift
@@ -28,10 +29,10 @@ class FakeDialect:
     async def facts(self, wanted_model: str) -> EngineFacts:
         return EngineFacts("fake", "1", "teacher", 64)
 
-    async def score(self, model: str, prompt_ids: Sequence[int], response_ids: Sequence[int], top_k: int) -> RawScores:
+    async def score(self, model: str, question: Question) -> RawScores:
+        prompt_ids, response_ids, top_k = question.prompt_ids, question.response_ids, question.top_k
         self.calls.append((list(prompt_ids), list(response_ids), top_k))
-        ids = [*prompt_ids, *response_ids]
-        scores = [score_of(before, token) for before, token in itertools.pairwise(ids)]
+        scores = [score_of(before, token) for before, token in itertools.pairwise(question.ids)]
         scores = scores[self.shift :] + scores[: self.shift]
         values: list[float | None] = list(scores[len(prompt_ids) - 1 :])
         if self.value is None:

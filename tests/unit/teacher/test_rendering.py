@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from hintloop_contract.errors import DependencyError
 from hintloop_teacher.errors import NoHintPlaceError, RecordError, RenderMismatchError, UnsafeHintError
-from hintloop_teacher.http import EngineClient
+from hintloop_teacher.http import EngineClient, Patience
 from hintloop_teacher.policy_engines import PolicyEngines
 from hintloop_teacher.rendering import Renderer, Request, read_request
 
@@ -16,7 +16,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def connect(url: str) -> EngineClient:
-    return EngineClient(url, dependency="policy-engine", wait_s=0.01)
+    return EngineClient(url, dependency="policy-engine", patience=Patience(wait_s=0.01))
 
 
 def renderer_of(*urls: str, engine: str = "vllm") -> Renderer:

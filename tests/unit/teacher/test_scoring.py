@@ -4,8 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hintloop_contract.errors import DependencyError
-from hintloop_teacher.dialects.base import EngineFacts
+from hintloop_teacher.dialects.base import EngineFacts, Question
 from hintloop_teacher.errors import MisalignedError, ProbeError, RefusedError, TooLongError
+from hintloop_teacher.forced import RawScores
 from hintloop_teacher.probe import _check_alignment, _check_top_k
 from hintloop_teacher.scoring import ForcedScorer
 
@@ -63,12 +64,12 @@ class Refusing(FakeDialect):
 
     status: int | None = None
 
-    async def score(self, model, prompt_ids, response_ids, top_k):  # type: ignore[no-untyped-def]
+    async def score(self, model: str, question: Question) -> RawScores:
         if self.status:
             raise RefusedError("http://x", self.status, "no")
-        if top_k > 4:
+        if question.top_k > 4:
             raise RefusedError("http://x", 400, "max allowed: 4")
-        return await super().score(model, prompt_ids, response_ids, top_k)
+        return await super().score(model, question)
 
 
 class Ranking(Refusing):
@@ -78,9 +79,10 @@ class Ranking(Refusing):
         super().__init__()
         self.lie = lie
 
-    async def score(self, model, prompt_ids, response_ids, top_k):  # type: ignore[no-untyped-def]
-        raw = await super().score(model, prompt_ids, response_ids, top_k)
-        before = [prompt_ids[-1], *response_ids[:-1]]
+    async def score(self, model: str, question: Question) -> RawScores:
+        raw = await super().score(model, question)
+        response_ids, top_k = question.response_ids, question.top_k
+        before = [question.prompt_ids[-1], *response_ids[:-1]]
         scores = [np.array([score_of(b, token) for token in range(1000)]) for b in before]
         rows = [row - np.log(np.exp(row).sum()) for row in scores]
         ranked = [[(int(token), float(row[token])) for token in np.argsort(-row)] for row in rows]

@@ -17,7 +17,7 @@ from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_contract.worker import Discard, Forward
 from hintloop_teacher.dialects.base import EngineFacts
 from hintloop_teacher.errors import RecordError
-from hintloop_teacher.http import EngineClient
+from hintloop_teacher.http import EngineClient, Patience
 from hintloop_teacher.metrics import TeacherMetrics
 from hintloop_teacher.policy_engines import PolicyEngines
 from hintloop_teacher.rendering import Renderer
@@ -54,7 +54,7 @@ async def broker() -> AsyncIterator[MemoryBroker]:
 @pytest.fixture
 async def renderer(policy: FakeEngine) -> AsyncIterator[Renderer]:
     def connect(url: str) -> EngineClient:
-        return EngineClient(url, dependency="policy-engine", wait_s=0.01)
+        return EngineClient(url, dependency="policy-engine", patience=Patience(wait_s=0.01))
 
     renderer = Renderer(PolicyEngines(connect, [policy.url], "vllm"), CodePoints())
     yield renderer

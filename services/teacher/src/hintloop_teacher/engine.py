@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 
 import structlog
 from hintloop_contract.config.schema import PrmSection
 from hintloop_contract.errors import DependencyError
 
+from hintloop_teacher.errors import ProbeError
 from hintloop_teacher.http import EngineClient
 from hintloop_teacher.probe import ProbeReport, probe
 from hintloop_teacher.scoring import DEPENDENCY, ForcedScorer
 from hintloop_teacher.vocabulary import Vocabulary
+
+LOOK_AGAIN_S = 5.0
 
 
 class TeacherEngine:
@@ -25,6 +30,8 @@ class TeacherEngine:
         self._top_k = top_k
         self._scorer: ForcedScorer | None = None
         self._report: ProbeReport | None = None
+        self._problem: str | None = None
+        self._probed = -math.inf
         self._probing = asyncio.Lock()
         self._log = structlog.get_logger()
 
@@ -40,6 +47,11 @@ class TeacherEngine:
         """What the probe found, or ``None`` before it."""
         return self._report
 
+    @property
+    def problem(self) -> str | None:
+        """Why the engine that stands there now cannot teach, or ``None``."""
+        return self._problem
+
     async def prepare(self) -> ProbeReport:
         """Probe the engine.
 
@@ -48,8 +60,13 @@ class TeacherEngine:
             DependencyError: it is away.
         """
         async with self._probing:
-            scorer, report = await probe(self._client, self._section, self._vocabulary, self._top_k)
-            self._scorer, self._report = scorer, report
+            try:
+                scorer, report = await probe(self._client, self._section, self._vocabulary, self._top_k)
+            except ProbeError as error:
+                self._problem = str(error)
+                raise
+            self._scorer, self._report, self._problem = scorer, report, None
+            self._probed = time.monotonic()
             self._log.info("prm engine probed", **report.as_dict())
             return report
 
@@ -59,7 +76,23 @@ class TeacherEngine:
             await self.prepare()
         except DependencyError:
             return False
+        except ProbeError as error:
+            self._log.error("the prm engine came back as one that cannot teach", detail=str(error))
+            return False
         return True
+
+    async def check_again(self, because: str) -> None:
+        """A turn could not be scored: see whether that is the engine's doing. Looks every few seconds at most.
+
+        Raises:
+            DependencyError: the engine can teach no more, whatever the turn; it is waited for.
+        """
+        if time.monotonic() - self._probed < LOOK_AGAIN_S:
+            return
+        try:
+            await self.prepare()
+        except ProbeError as error:
+            raise DependencyError(DEPENDENCY, f"{because}; probed again: {error}") from error
 
     async def close(self) -> None:
         """Close the connections."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +31,20 @@ class RawScores:
     """As read from the engine, one entry a response token: the id it says it scored, its value, its candidates.
 
     ``candidates`` rows are ``(id, log-probability)``, most likely first; ``None`` when none were asked.
+    ``first_entry`` is what the engine gave for the first token of all, which has nothing before it.
     """
 
     token_ids: Sequence[int | None]
     logprobs: Sequence[float | None]
     candidates: Sequence[Sequence[tuple[int, float | None]]] | None = None
+    first_entry: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedScores:
     """``logprobs`` float32 [T]; with candidates ``topk_ids`` int32 [T, K], ``topk_logprobs`` float32 [T, K] and
-    ``tail_logprobs`` float32 [T], the log-mass outside the K candidates."""
+    ``tail_logprobs`` float32 [T], the log-mass outside the K candidates. The engine's own candidates come most likely
+    first, given ones in the order given."""
 
     logprobs: NDArray[np.float32]
     topk_ids: NDArray[np.int32] | None = None
@@ -79,6 +83,36 @@ def check_scores(raw: RawScores, response_ids: Sequence[int], top_k: int) -> For
         return ForcedScores(logprobs)
     ids, values = _candidates(raw, len(response_ids), top_k)
     return ForcedScores(logprobs, ids, values.astype(np.float32), tail_logprobs(values))
+
+
+def with_candidates(
+    logprobs_T: NDArray[np.float32], candidate_ids: Sequence[Sequence[int]], rows: Sequence[Sequence[float | None]]
+) -> ForcedScores:
+    """Scores of given candidates beside those of the tokens.
+
+    Raises:
+        MissingError: a candidate's log-probability is missing, or their mass is above 1.
+    """
+    if [len(row) for row in rows] != [len(row) for row in candidate_ids]:
+        raise MissingError("the engine gave another number of candidates than was asked")
+    for position, row in enumerate(rows):
+        if problem := next((found for value in row if (found := missing(value))), None):
+            raise MissingError(f"a candidate's log-probability at response token {position} is {problem}")
+    ids_TK, values_TK = np.asarray(candidate_ids, dtype=np.int32), np.asarray(rows, dtype=np.float64)
+    return ForcedScores(logprobs_T, ids_TK, values_TK.astype(np.float32), tail_logprobs(values_TK))
+
+
+def joined(parts: Sequence[ForcedScores]) -> ForcedScores:
+    """Scores of consecutive parts of one answer as the answer's."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def along(name: str) -> NDArray[Any] | None:
+        arrays = [getattr(part, name) for part in parts]
+        return None if any(array is None for array in arrays) else np.concatenate(arrays)
+
+    logprobs = np.concatenate([part.logprobs for part in parts])
+    return ForcedScores(logprobs, along("topk_ids"), along("topk_logprobs"), along("tail_logprobs"))
 
 
 def _check_alignment(raw: RawScores, response_ids: Sequence[int]) -> None:

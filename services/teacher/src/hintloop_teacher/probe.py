@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 from hintloop_contract.config.schema import PrmSection
-from hintloop_contract.errors import DependencyError
 
-from hintloop_teacher.dialects.base import Dialect
+from hintloop_teacher.dialects.base import Dialect, EngineFacts, Question
+from hintloop_teacher.dialects.chat import CANNOT, ChatDialect
 from hintloop_teacher.dialects.openai import OpenAiDialect
 from hintloop_teacher.dialects.sglang import SglangDialect
 from hintloop_teacher.dialects.vllm import VllmDialect
-from hintloop_teacher.errors import ProbeError, RefusedError, TeachError
+from hintloop_teacher.errors import ProbeError, RefusedError, TeachError, UnsupportedError
 from hintloop_teacher.forced import POSITIVE_NOISE, ForcedScores
 from hintloop_teacher.http import EngineClient
-from hintloop_teacher.scoring import DEPENDENCY, ForcedScorer
+from hintloop_teacher.limits import REPEAT_TOLERANCE, Limits, find_limits, probe_ids
+from hintloop_teacher.scoring import ForcedScorer
 from hintloop_teacher.vocabulary import Vocabulary, read_tokenizer, same_tokenizer
 
-#: Same tokens scored twice may differ this much (bfloat16 in another batch); random tokens differ by nats.
-REPEAT_TOLERANCE = 0.3
 #: Two readings of one forward pass differ by rounding alone.
 SAME_ROW_TOLERANCE = 1e-3
 NUM_PROBE_TOKENS = 12
@@ -32,7 +31,8 @@ NUM_PROBE_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What was found. ``checks``: name of each check to its result."""
+    """What was found. ``checks``: name of each check to its result; ``tokenizer``: fingerprint of the student's, with
+    which the engine was compared."""
 
     dialect: str
     version: str | None
@@ -41,6 +41,9 @@ class ProbeReport:
     vocabulary_size: int
     top_k: int
     checks: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+    tokenizer: str = ""
+    limits: Limits | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -57,26 +60,69 @@ async def probe(
         DependencyError: it is away.
     """
     trusted = _trusted(section, vocabulary)
-    dialect = await _dialect(client, section, trusted)
-    facts = await dialect.facts(section.teacher_model)
-    scorer = ForcedScorer(dialect, facts, vocabulary_size=vocabulary.size, max_concurrency=section.max_concurrency)
-    checks = {"vocabulary": await _check_vocabulary(scorer, vocabulary, trusted)}
     try:
-        checks["forced_scoring"] = await _check_alignment(scorer)
-        checks["top_k"] = await _check_top_k(scorer, top_k)
-    except TeachError as error:
-        raise ProbeError(f"{client.root_url} ({dialect.name}) cannot score given tokens: {error}") from error
-    report = ProbeReport(dialect.name, facts.version, facts.model, facts.max_input_len, vocabulary.size, top_k, checks)
+        dialect, facts = await _dialect(client, section, trusted)
+        scorer = ForcedScorer(
+            dialect,
+            facts,
+            vocabulary_size=vocabulary.size,
+            max_concurrency=section.max_concurrency,
+            chunk_tokens=section.score_chunk_tokens,
+        )
+        checks = await _checks(scorer, vocabulary, trusted, top_k)
+        limits = await find_limits(scorer, top_k) if dialect.takes_ids else None
+    except (TeachError, UnsupportedError) as error:
+        raise ProbeError(f"{client.root_url} cannot score given tokens: {error}") from error
+    report = ProbeReport(
+        dialect=dialect.name,
+        version=facts.version,
+        model=facts.model,
+        max_input_len=facts.max_input_len,
+        vocabulary_size=vocabulary.size,
+        top_k=top_k,
+        checks=checks,
+        url=client.root_url,
+        tokenizer=vocabulary.fingerprint,
+        limits=limits,
+    )
     return scorer, report
 
 
-async def _dialect(client: EngineClient, section: PrmSection, trusted: bool) -> Dialect:
+async def _dialect(client: EngineClient, section: PrmSection, trusted: bool) -> tuple[Dialect, EngineFacts]:
     engine = section.engine if section.engine != "auto" else await detect(client)
+    dialect: Dialect = OpenAiDialect(client, trust_positions=trusted)
     if engine == "sglang":
-        return SglangDialect(client)
-    if engine == "vllm":
-        return VllmDialect(client)
-    return OpenAiDialect(client, trust_positions=trusted)
+        dialect = SglangDialect(client)
+    elif engine == "vllm":
+        dialect = VllmDialect(client)
+    facts = await dialect.facts(section.teacher_model)
+    if engine != "openai":
+        return dialect, facts
+    try:
+        await dialect.score(facts.model, Question([1], [2]))
+    except RefusedError as error:
+        if error.status not in (400, 404, 405, 422):
+            raise ProbeError(f"{client.root_url} refuses to score given tokens: {error}") from error
+        chat = ChatDialect(client)
+        try:
+            return chat, await chat.facts(section.teacher_model)
+        except RefusedError:
+            raise UnsupportedError(f"its completions route: {error}") from error
+        except UnsupportedError as unsupported:
+            raise UnsupportedError(f"{unsupported}. Its completions route: {error}") from error
+    except TeachError:
+        pass  # it answers: the checks say what is wrong
+    return dialect, facts
+
+
+async def _checks(scorer: ForcedScorer, vocabulary: Vocabulary, trusted: bool, top_k: int) -> dict[str, str]:
+    if isinstance(scorer.dialect, ChatDialect):
+        return await _chat_checks(scorer.dialect, scorer.facts, vocabulary)
+    return {
+        "vocabulary": await _check_vocabulary(scorer, vocabulary, trusted),
+        "forced_scoring": await _check_alignment(scorer),
+        "top_k": await _check_top_k(scorer, top_k),
+    }
 
 
 async def detect(client: EngineClient) -> str:
@@ -134,7 +180,7 @@ def _unproven(scorer: ForcedScorer, trusted: bool) -> str:
 
 async def _check_alignment(scorer: ForcedScorer) -> str:
     """Score one sequence three ways: whole, from the middle, and with its last token changed."""
-    ids = [(7919 * i + 101) % scorer.vocabulary_size for i in range(1, NUM_PROBE_TOKENS + 1)]
+    ids = probe_ids(scorer.vocabulary_size, NUM_PROBE_TOKENS)
     middle = NUM_PROBE_TOKENS // 2
     whole = (await _scored(scorer, ids[:1], ids[1:], 0)).logprobs
     later = (await _scored(scorer, ids[:middle], ids[middle:], 0)).logprobs
@@ -195,13 +241,17 @@ async def _scored(scorer: ForcedScorer, prompt: list[int], response: list[int], 
         raise ProbeError(f"the PRM engine refuses to score given tokens: {error}") from error
 
 
-async def answers(client: EngineClient) -> bool:
-    """Whether the engine is there at all."""
-    try:
-        await client.get("/v1/models")
-    except (DependencyError, RefusedError):
-        return False
-    return True
-
-
-__all__ = ["DEPENDENCY", "ProbeReport", "answers", "detect", "probe"]
+async def _chat_checks(dialect: ChatDialect, facts: EngineFacts, vocabulary: Vocabulary) -> dict[str, str]:
+    """Two conversations that differ in their last word: its ids are the student's, and only its scores change."""
+    asked = ("What is rain?", "Water", "Fire")
+    found = [await dialect.echoed(facts.model, asked[0], answer) for answer in asked[1:]]
+    for answer, entries in zip(asked[1:], found, strict=True):
+        text = vocabulary.decode([token for token, _ in entries if token is not None])
+        if asked[0] not in text or answer not in text.split(asked[0], 1)[1]:
+            raise ProbeError(f"{CANNOT}. It echoes ids which in the student's tokenizer do not read {answer!r}")
+    for (token, value), (other, again) in zip(*found, strict=False):
+        if token != other:
+            break
+        if value is not None and again is not None and abs(value - again) > REPEAT_TOLERANCE:
+            raise ProbeError("changing the last word changes the scores of the tokens before it: scores are shifted")
+    return {"vocabulary": "proven by echoed ids alone", "forced_scoring": "whole conversations, checked by their ids"}

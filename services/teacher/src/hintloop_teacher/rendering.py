@@ -6,14 +6,13 @@ ever encoded here.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hintloop_contract.errors import DependencyError
 
+from hintloop_teacher.concurrency import all_of
 from hintloop_teacher.errors import NoHintPlaceError, RecordError, RefusedError, RenderMismatchError
 from hintloop_teacher.hints import Message, with_hint
 from hintloop_teacher.insertion import Tokens, check_ids, check_insertion, check_text
@@ -84,7 +83,7 @@ class Renderer:
             return await self._spliced(request, block)
         hinted = with_hint(request.messages, block)
         try:
-            plain_ids, hinted_ids = await _all(self.render(request, request.messages), self.render(request, hinted))
+            plain_ids, hinted_ids = await all_of(self.render(request, request.messages), self.render(request, hinted))
         except RefusedError as error:
             return await self._spliced_or(request, block, str(error))
         if plain_ids != request.captured_ids:
@@ -137,7 +136,7 @@ class Renderer:
     async def _markers(self, request: Request) -> Markers:
         one, other = ([{"role": "user", "content": text}] for text in _PROBES)
         history = [{"role": "user", "content": "ok 1"}, {"role": "assistant", "content": "ok"}]
-        found = await _all(
+        found = await all_of(
             self.render(request, one),
             self.render(request, other),
             self.render(request, one, generation=False),
@@ -146,17 +145,6 @@ class Renderer:
             self.render(request, history + other),
         )
         return find_markers((found[0], found[1]), (found[2], found[3]), (found[4], found[5]))
-
-
-async def _all(*renderings: Coroutine[Any, Any, list[int]]) -> list[list[int]]:
-    """All of them; when one fails the others end too, so that none goes on asking an engine that was given up."""
-    tasks = [asyncio.ensure_future(rendering) for rendering in renderings]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _render_body(request: Request, messages: list[Message], generation: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ PROBE_TEXT = (
     '{"key": [1, 2.5e-3, null]} <b>tag</b> https://example.org/a?b=c&d=%20 '
     "中文字符 日本語 한국어 русский العربية 🙂🚀"
 )
+
+
+#: Tokens from all over the vocabulary on which two tokenizers are compared.
+NUM_PROBED_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,20 @@ class Vocabulary:
         added = self.tokenizer.get_added_tokens_decoder().items()
         return {index: token.content for index, token in added if _is_control(token.content.strip(), token.special)}
 
-    @property
-    def probes(self) -> tuple[str, str]:
-        """Texts on which two tokenizers are compared: plain text, and every special token in a row."""
-        return PROBE_TEXT, self.special_text
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits over every token with its id, and over which of them are special."""
+        tokens = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items())
+        special = sorted((i, token.content) for i, token in self.tokenizer.get_added_tokens_decoder().items())
+        return hashlib.sha256(json.dumps([tokens, special]).encode()).hexdigest()[:16]
+
+    @cached_property
+    def probes(self) -> tuple[str, str, str]:
+        """Texts on which two tokenizers are compared: plain text, tokens from all over the vocabulary a line each,
+        and every special token in a row."""
+        step = max(1, self.size // NUM_PROBED_TOKENS)
+        lines = (self.decode([token]) for token in range(0, self.size, step) if token not in self.control_tokens)
+        return PROBE_TEXT, "\n".join(line for line in lines if line.isprintable()), self.special_text
 
 
 def _is_control(content: str, special: bool) -> bool:

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from hintloop_teacher.app import TeacherDeps
 from hintloop_teacher.engine import TeacherEngine
 from hintloop_teacher.errors import UnsafeHintError
-from hintloop_teacher.http import EngineClient
+from hintloop_teacher.http import EngineClient, Patience
 from hintloop_teacher.insertion import check_text
 from hintloop_teacher.metrics import TeacherMetrics
 from hintloop_teacher.policy_engines import DEPENDENCY, PolicyEngines
@@ -65,16 +65,18 @@ async def build_deps(
     except UnsafeHintError as error:
         message = f"opd.hint_format {config.opd.hint_format!r}: {error}, which would end the user's turn; leave it out"
         raise ConfigError(message) from None
-    prm = EngineClient(
-        config.prm.root_url,
-        dependency="prm-engine",
-        api_key=config.prm.prm_api_key.get_secret_value(),
+    patience = Patience(
         timeout_s=config.prm.timeout_s,
+        deadline_s=config.prm.deadline_s,
+        circuit_failures=config.prm.circuit_failures,
+        circuit_open_s=config.prm.circuit_open_s,
     )
+    key = config.prm.prm_api_key.get_secret_value()
+    prm = EngineClient(config.prm.teacher_root_url, dependency="prm-engine", api_key=key, patience=patience)
 
     def policy(address: str) -> EngineClient:
         key = config.policy.api_key.get_secret_value()
-        return EngineClient(address, dependency=DEPENDENCY, api_key=key, timeout_s=config.prm.timeout_s)
+        return EngineClient(address, dependency=DEPENDENCY, api_key=key, patience=patience)
 
     engines = PolicyEngines(policy, config.engine_urls, config.rollout.engine)
     engine = TeacherEngine(prm, config.prm, vocabulary, needs.top_k)
