@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+COMPRESSIONS = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
 HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 #: How long calls may go on after the server was told to end.
 GRACE_S = 5.0
@@ -147,16 +148,21 @@ async def listening(deps: TeacherDeps) -> AsyncIterator[int]:
     Raises:
         ConfigError: the port is taken, or the host is none of this machine's.
     """
-    server = grpc.aio.server(interceptors=[KeyCheck(KeyRing(deps.config.prm.api_keys))], options=SERVER_OPTIONS)
+    prm = deps.config.prm
+    server = grpc.aio.server(
+        interceptors=[KeyCheck(KeyRing(prm.api_keys))],
+        options=SERVER_OPTIONS,
+        compression=COMPRESSIONS[prm.grpc_compression],
+    )
     scoring_pb2_grpc.add_ForcedScoringServicer_to_server(  # type: ignore[no-untyped-call]
         ForcedScoringService(deps), server
     )
     checking = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checking, server)
     reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), server)
-    port = _bind(server, deps.config.prm.host, deps.config.prm.grpc_listen_port)
+    port = _bind(server, prm.host, prm.grpc_listen_port)
     await server.start()
-    structlog.get_logger().info("gRPC listening", host=deps.config.prm.host, port=port)
+    structlog.get_logger().info("gRPC listening", host=prm.host, port=port)
     readiness = asyncio.create_task(_follow_readiness(checking, deps))
     try:
         yield port
