@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from hintloop_teacher.auth import require_key
+from hintloop_teacher.control import ControlReport, RecentTurns
 from hintloop_teacher.engine import TeacherEngine
 from hintloop_teacher.errors import ProbeError, RefusedError, TeachError
 from hintloop_teacher.forced import ForcedScores
@@ -33,6 +34,8 @@ class TeacherDeps:
     renderer: Renderer
     engine: TeacherEngine
     metrics: TeacherMetrics
+    recent: RecentTurns = field(default_factory=RecentTurns)
+    control: ControlReport | None = None
 
 
 class ForcedBody(BaseModel):

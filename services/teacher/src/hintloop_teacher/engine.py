@@ -26,7 +26,7 @@ class TeacherEngine:
         """``top_k``: candidates per token that the method needs."""
         self._client = client
         self._section = section
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._top_k = top_k
         self._scorer: ForcedScorer | None = None
         self._report: ProbeReport | None = None
@@ -61,7 +61,7 @@ class TeacherEngine:
         """
         async with self._probing:
             try:
-                scorer, report = await probe(self._client, self._section, self._vocabulary, self._top_k)
+                scorer, report = await probe(self._client, self._section, self.vocabulary, self._top_k)
             except ProbeError as error:
                 self._problem = str(error)
                 raise

@@ -32,6 +32,13 @@ class PolicyEngines:
         """The client of a configured engine."""
         return self._clients[url]
 
+    def any_client(self, preferred: str) -> EngineClient:
+        """The client of ``preferred`` if it is configured, else of the first. Raises ``DependencyError`` for none."""
+        url = next(iter(self._order(preferred.rstrip("/"))), None)
+        if url is None:
+            raise DependencyError(DEPENDENCY, "none is configured; set policy.engines")
+        return self._clients[url]
+
     async def on_one(self, dialect: str, preferred: str, work: Callable[[str], Awaitable[Result]]) -> Result:
         """Do ``work`` on ``preferred`` if it is configured, else on the others in turn until one is there.
 

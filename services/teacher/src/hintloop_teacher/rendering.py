@@ -61,7 +61,7 @@ class Renderer:
 
     def __init__(self, engines: PolicyEngines, tokens: Tokens) -> None:
         """``tokens``: the vocabulary of the student, whose control tokens no hint may hold."""
-        self._engines = engines
+        self.engines = engines
         self._tokens = tokens
 
     async def hinted_ids(self, request: Request, block: str) -> list[int]:
@@ -74,7 +74,7 @@ class Renderer:
             DependencyError: no engine is there.
         """
         check_text(block, self._tokens)
-        return await self._engines.on_one(
+        return await self.engines.on_one(
             request.engine, request.engine_url, lambda url: self._hinted_ids(replace(request, engine_url=url), block)
         )
 
@@ -102,14 +102,14 @@ class Renderer:
 
     async def ready(self) -> bool:
         """Whether at least one configured engine answers."""
-        return await self._engines.ready()
+        return await self.engines.ready()
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._engines.close()
+        await self.engines.close()
 
     async def _post(self, request: Request, body: dict[str, Any]) -> Any:
-        return await self._engines.client(request.engine_url).post(TOKENIZE_PATHS[request.engine], body)
+        return await self.engines.client(request.engine_url).post(TOKENIZE_PATHS[request.engine], body)
 
     async def _spliced_or(self, request: Request, block: str, mismatch: str) -> list[int]:
         try:

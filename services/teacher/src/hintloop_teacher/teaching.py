@@ -13,6 +13,7 @@ from hintloop_contract.messages import DropReason, JudgedTurn, Sample, TurnRecor
 from hintloop_contract.tensors import pack, unpack
 from hintloop_contract.worker import Discard, Forward, Outcome
 
+from hintloop_teacher.control import RecentTurns
 from hintloop_teacher.engine import TeacherEngine
 from hintloop_teacher.errors import RecordError, TeachError
 from hintloop_teacher.forced import ForcedScores
@@ -35,14 +36,16 @@ class TurnTeacher:
         renderer: Renderer,
         engine: TeacherEngine,
         metrics: TeacherMetrics,
+        recent: RecentTurns | None = None,
     ) -> None:
-        """``needs``: whether and with how many candidates turns are scored."""
+        """``needs``: whether and with how many candidates turns are scored. ``recent`` keeps turns for the control."""
         self._config = config
         self._needs = needs
         self._broker = broker
         self._renderer = renderer
         self._engine = engine
         self._metrics = metrics
+        self._recent = recent
         self._log = structlog.get_logger()
 
     async def __call__(self, entry: Entry[Any]) -> Outcome:
@@ -65,6 +68,8 @@ class TurnTeacher:
         record = await self._broker.get_turn(turn.turn_id)
         if record is None:
             raise RecordError(f"turn {turn.turn_id}: its record is gone; was it ended elsewhere?")
+        if self._recent is not None:
+            self._recent.add(turn, record)
         length, limit = len(record.prompt_ids) + len(record.response_ids), self._config.model.max_seq_len
         if length > limit:
             return Discard(DropReason.TOO_LONG, f"{length} tokens; model.max_seq_len is {limit}")

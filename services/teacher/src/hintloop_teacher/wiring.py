@@ -12,7 +12,7 @@ import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import signal_needs
 from hintloop_contract.config.schema import Config
-from hintloop_contract.errors import ConfigError, DependencyError
+from hintloop_contract.errors import ConfigError, DependencyError, HintloopError
 from hintloop_contract.messages import Stage
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import JUDGED, SAMPLES
@@ -20,6 +20,7 @@ from hintloop_contract.worker import StreamWorker, WorkerOptions
 from prometheus_client import CollectorRegistry
 
 from hintloop_teacher.app import TeacherDeps
+from hintloop_teacher.control import null_hint_control
 from hintloop_teacher.engine import TeacherEngine
 from hintloop_teacher.errors import UnsafeHintError
 from hintloop_teacher.http import EngineClient, Patience
@@ -32,6 +33,7 @@ from hintloop_teacher.vocabulary import read_vocabulary
 
 SERVICE = "teacher"
 MAX_BACKOFF_S = 5.0
+CONTROL_INTERVAL_S = 5.0
 
 
 def open_broker(config: Config) -> RedisBroker:
@@ -90,7 +92,7 @@ async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
         ProbeError: the PRM engine cannot serve as teacher.
     """
     config = deps.config
-    handler = TurnTeacher(config, deps.needs, deps.broker, deps.renderer, deps.engine, deps.metrics)
+    handler = TurnTeacher(config, deps.needs, deps.broker, deps.renderer, deps.engine, deps.metrics, deps.recent)
     options = WorkerOptions(
         service=SERVICE,
         stage=Stage.TEACH,
@@ -110,10 +112,32 @@ async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
         if deps.needs.teacher:
             await _until_there(deps.engine.prepare, stop)
         await _until_there(deps.broker.ensure_groups, stop)
-        await StreamWorker(deps.broker, options, handler, ready).run(stop)
+        control = asyncio.create_task(_control(deps, stop))
+        try:
+            await StreamWorker(deps.broker, options, handler, ready).run(stop)
+        finally:
+            control.cancel()
+            await asyncio.gather(control, return_exceptions=True)
     finally:
         await deps.renderer.close()
         await deps.engine.close()
+
+
+async def _control(deps: TeacherDeps, stop: asyncio.Event) -> None:
+    """The null-hint control at start, and once more when enough turns were seen to run the policy's side."""
+    if not deps.needs.teacher:
+        return
+    while not stop.is_set():
+        try:
+            deps.control = await null_hint_control(deps)
+            log = structlog.get_logger()
+            (log.warning if deps.control.passed is False else log.info)("null-hint control", **deps.control.as_dict())
+            if deps.control.policy.status != "not_run":
+                return
+        except HintloopError as error:
+            structlog.get_logger().warning("null-hint control not run", detail=str(error))
+        await asyncio.sleep(CONTROL_INTERVAL_S)
+        await deps.recent.enough.wait()
 
 
 async def _until_there(step: Callable[[], Awaitable[object]], stop: asyncio.Event) -> None:

@@ -13,12 +13,14 @@ from hintloop_teacher.http import EngineClient
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the engine says of itself. ``max_input_len``: most tokens of one request, ``None`` when it does not say."""
+    """What the engine says of itself. ``max_input_len``: most tokens of one request, ``weights``: the version of its
+    weights; ``None`` where it does not say."""
 
     dialect: str
     version: str | None
     model: str
     max_input_len: int | None
+    weights: str | None = None
 
 
 Message = dict[str, Any]

@@ -32,13 +32,23 @@ class SglangDialect:
     async def facts(self, wanted_model: str) -> EngineFacts:
         """Model and limits. The server takes any name for its one model, so the wanted one is compared here."""
         model, length = await listed_model(self._client, wanted_model)
-        try:
-            info = await self._client.get("/server_info")
-        except RefusedError:
-            info = {}
+        info = await self._info("/server_info")
         limit = info.get("max_req_input_len", length)
-        # The server refuses inputs that reach its limit.
-        return EngineFacts(self.name, info.get("version"), model, limit - 1 if isinstance(limit, int) else None)
+        weights = (await self._info("/model_info")).get("weight_version")
+        return EngineFacts(
+            self.name,
+            info.get("version"),
+            model,
+            # The server refuses inputs that reach its limit.
+            limit - 1 if isinstance(limit, int) else None,
+            str(weights) if weights is not None else None,
+        )
+
+    async def _info(self, path: str) -> dict[str, Any]:
+        try:
+            return await self._client.get(path)
+        except RefusedError:
+            return {}
 
     async def score(self, model: str, question: Question) -> RawScores:
         """Raw scores of the response. The server has one model; ``model`` is not sent."""
