@@ -9,6 +9,7 @@ from hintloop_judge.conversation import Exchange
 from hintloop_judge.endpoint import ChatEndpoint
 from hintloop_judge.llm import LlmBackend
 from hintloop_judge.metrics import JudgeMetrics
+from hintloop_judge.probing import Abilities
 from hintloop_judge.prompts import load_prompts
 
 pytestmark = pytest.mark.engine
@@ -31,7 +32,7 @@ async def backend(vllm_policy: Any) -> AsyncIterator[LlmBackend]:
 
 async def test_a_schema_gives_votes_that_can_be_read(backend: LlmBackend, vllm_policy: Any) -> None:
     assert await backend.ready()
-    assert backend.schema is True
+    assert backend.abilities == Abilities(structured_output=True, several_choices=True)
     assert backend.model == vllm_policy.name
     opinion = await backend.judge(EXCHANGE, score=True, hint=True)
     scores, hints = opinion.judgement.votes[:3], opinion.judgement.votes[3:]
@@ -44,7 +45,7 @@ async def test_a_schema_gives_votes_that_can_be_read(backend: LlmBackend, vllm_p
 
 
 async def test_markers_are_read_or_failed_with_a_reason(backend: LlmBackend) -> None:
-    backend._schema = False
+    backend._abilities = Abilities(structured_output=False, several_choices=True)
     opinion = await backend.judge(EXCHANGE, score=True, hint=True)
     for vote in opinion.judgement.votes[:3]:
         assert (vote.score in (-1, 0, 1)) != bool(vote.failed)

@@ -13,8 +13,10 @@ from aiohttp import web
 Answer = Callable[[dict[str, Any]], tuple[int, Any]]
 
 
-def completion(text: str | None, finish_reason: str = "stop") -> dict[str, Any]:
-    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}]}
+def completion(*texts: str | None, finish_reason: str = "stop") -> dict[str, Any]:
+    """A chat completion with a choice a text."""
+    message = [{"role": "assistant", "content": text} for text in texts]
+    return {"choices": [{"message": one, "finish_reason": finish_reason} for one in message]}
 
 
 @dataclass

@@ -11,6 +11,7 @@ from hintloop_judge.conversation import Exchange
 from hintloop_judge.endpoint import ChatEndpoint
 from hintloop_judge.llm import LlmBackend
 from hintloop_judge.metrics import JudgeMetrics
+from hintloop_judge.probing import Abilities
 from hintloop_judge.prompts import load_prompts
 
 from .conftest import FakeEndpoint, completion
@@ -51,8 +52,10 @@ async def test_asks_every_vote_and_falls_back_to_markers(endpoint: FakeEndpoint)
     assert (opinion.judgement.score, opinion.judgement.hint) == (-1, "One short sentence.")
     assert opinion.failed == frozenset()
     assert opinion.judgement.model == "judge-model"
-    probe, *asked = endpoint.requests
-    assert "response_format" in probe
+    schema_probe, choices_probe, *asked = endpoint.requests
+    assert "response_format" in schema_probe
+    assert (choices_probe["n"], choices_probe["temperature"]) == (2, 1.0)
+    assert not any("n" in body for body in asked)
     assert [is_hint(body) for body in asked].count(True) == 3
     assert len(asked) == 6
     assert {body["max_tokens"] for body in asked} == {77}
@@ -64,6 +67,8 @@ async def test_asks_every_vote_and_falls_back_to_markers(endpoint: FakeEndpoint)
 
 async def test_structured_output_is_used_where_the_engine_takes_it(endpoint: FakeEndpoint) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if "response_format" not in body:
+            return 400, {"error": "n is not supported"}
         fields = body["response_format"]["json_schema"]["schema"]["properties"]
         value: dict[str, Any] = {"score": 1} if "score" in fields else {"hint": "Keep it to one sentence."}
         return 200, completion(json.dumps(value))
@@ -71,7 +76,7 @@ async def test_structured_output_is_used_where_the_engine_takes_it(endpoint: Fak
     endpoint.answer = answer
     backend = backend_of(endpoint)
     opinion = await backend.judge(EXCHANGE, score=True, hint=True)
-    assert backend.schema is True
+    assert backend.abilities == Abilities(structured_output=True, several_choices=False)
     assert (opinion.judgement.score, opinion.judgement.hint) == (1, "Keep it to one sentence.")
     await backend.close()
 
@@ -80,7 +85,7 @@ async def test_an_engine_that_ignores_the_schema_gets_markers(endpoint: FakeEndp
     endpoint.answer = lambda body: (200, completion("Sure! \\boxed{1}"))
     backend = backend_of(endpoint)
     opinion = await backend.judge(EXCHANGE, score=True, hint=False)
-    assert backend.schema is False
+    assert backend.abilities == Abilities(structured_output=False, several_choices=False)
     assert opinion.judgement.score == 1
     await backend.close()
 

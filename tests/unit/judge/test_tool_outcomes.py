@@ -4,7 +4,7 @@ import time
 
 import pytest
 from hintloop_judge.conversation import ToolResult
-from hintloop_judge.tool_outcomes import tool_score
+from hintloop_judge.tool_rules import tool_score
 
 FAILURES = [
     'Traceback (most recent call last):\n  File "a.py", line 1\nNameError: x',

@@ -6,7 +6,7 @@ import pytest
 from hintloop_contract.config.schema import OpdSection
 from hintloop_judge.conversation import Exchange, ToolResult
 from hintloop_judge.rules import RulesBackend, judge_next_state
-from hintloop_judge.tool_outcomes import tool_score
+from hintloop_judge.tool_rules import tool_score
 
 SECTION = OpdSection()
 

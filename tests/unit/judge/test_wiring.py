@@ -9,8 +9,17 @@ from hintloop_judge.wiring import LLM_ONLY, build_deps, without_effect
 from structlog.testing import capture_logs
 
 CHANGED: dict[str, dict[str, Any]] = {
-    "opd": {"judge_vote_count": 5, "judge_temperature": 0.7},
+    "opd": {
+        "judge_vote_count": 5,
+        "judge_temperature": 0.7,
+        "hint_selection": "consensus",
+        "allow_quoted_hints": True,
+    },
     "prm": {
+        "judge_url": "http://127.0.0.1:1",
+        "judge_api_key": "k",
+        "judge_cache_s": 0,
+        "judge_cache_entries": 1,
         "judge_model": "m",
         "judge_prompt_dir": "/prompts",
         "hint_max_tokens": 9,
@@ -32,6 +41,9 @@ def test_keys_without_effect() -> None:
     ]
     assert without_effect(config("rules", {})) == []
     assert without_effect(config("llm", {"opd": CHANGED["opd"]})) == []
+    tools = {"prm": {"rules": {"tools": {"bash": {"ignore": True}}}}}
+    assert without_effect(config("llm", tools)) == ["prm.rules"]
+    assert without_effect(config("rules", tools)) == without_effect(config("rules_then_llm", CHANGED)) == []
 
 
 @pytest.mark.parametrize(("changes", "keys"), [({"prm": {"quorum": 1.0}}, [["prm.quorum"]]), ({}, [])])

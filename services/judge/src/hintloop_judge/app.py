@@ -12,13 +12,15 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Judgement
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
 
 from hintloop_judge.auth import require_key
 from hintloop_judge.backends import Backend, Opinion
-from hintloop_judge.conversation import Exchange
+from hintloop_judge.bodies import ErrorReply, ExchangeBody, HintReply, ScoreReply, votes_of
 from hintloop_judge.metrics import JudgeMetrics
 from hintloop_judge.unjudged import judgeable
+
+#: How a route answers while the judge's engine is away.
+ABSENT: dict[int | str, dict[str, Any]] = {503: {"model": ErrorReply, "description": "The judge's engine is away"}}
 
 
 @dataclass(slots=True)
@@ -32,40 +34,21 @@ class JudgeDeps:
     metrics: JudgeMetrics
 
 
-class ExchangeBody(BaseModel):
-    """One answer to judge: chat messages before it, the answer, and the messages after it."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    messages: list[dict[str, Any]]
-    """The request's messages."""
-    answer: dict[str, Any]
-    """The assistant message."""
-    next_state: list[dict[str, Any]] = Field(min_length=1)
-    """Every message after the answer."""
-    tools: list[dict[str, Any]] = Field(default_factory=list)
-    """Tools of the request."""
-
-    def exchange(self) -> Exchange:
-        """As the backends take it."""
-        return Exchange(tuple(self.messages), self.answer, tuple(self.next_state), tuple(self.tools))
-
-
 def router(deps: JudgeDeps) -> APIRouter:
     """``POST /v1/hints`` and ``POST /v1/scores``."""
     routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))])
 
-    @routes.post("/v1/hints")
-    async def hints(body: ExchangeBody) -> dict[str, Any]:
+    @routes.post("/v1/hints", summary="A hint for an answer, from what followed it", responses=ABSENT)
+    async def hints(body: ExchangeBody) -> HintReply:
         """``hint`` or null, with the votes."""
         opinion = await _judge(deps, body, score=False, hint=True)
-        return {"hint": opinion.judgement.hint, **_votes(opinion, "hint")}
+        return HintReply(hint=opinion.judgement.hint, **_common(opinion, "hint"))
 
-    @routes.post("/v1/scores")
-    async def scores(body: ExchangeBody) -> dict[str, Any]:
+    @routes.post("/v1/scores", summary="A score for an answer, from what followed it", responses=ABSENT)
+    async def scores(body: ExchangeBody) -> ScoreReply:
         """``score`` in {1, 0, -1} or null, with the votes."""
         opinion = await _judge(deps, body, score=True, hint=False)
-        return {"score": opinion.judgement.score, **_votes(opinion, "score")}
+        return ScoreReply(score=opinion.judgement.score, **_common(opinion, "score"))
 
     return routes
 
@@ -80,26 +63,26 @@ async def _judge(deps: JudgeDeps, body: ExchangeBody, *, score: bool, hint: bool
         raise HTTPException(status_code=503, detail=str(error)) from error
 
 
-def _votes(opinion: Opinion, question: str) -> dict[str, Any]:
+def _common(opinion: Opinion, question: str) -> dict[str, Any]:
     judgement = opinion.judgement
-    votes = [{"score": vote.score, "hint": vote.hint, "failed": vote.failed} for vote in judgement.votes]
     return {
         "failed": question in opinion.failed,
-        "votes": votes,
+        "votes": votes_of(opinion),
         "backend": judgement.backend,
         "model": judgement.model,
     }
 
 
 def prm_part(deps: JudgeDeps) -> dict[str, Any]:
-    """The judge's part of ``GET /v1/prm``."""
+    """The judge's part of ``GET /v1/prm``: its backend, what the engine behind can do, and what is asked of it."""
+    opd, prm = deps.config.opd, deps.config.prm
     return {
-        "backend": deps.backend.name,
-        "model": deps.backend.model,
+        **deps.backend.describe(),
         "asks": [name for name, asked in (("score", deps.needs.score), ("hint", deps.needs.hint)) if asked],
-        "structured_output": getattr(deps.backend, "schema", None),
-        "vote_count": deps.config.opd.judge_vote_count,
-        "hint_length": [deps.config.opd.min_hint_length, deps.config.opd.max_hint_length],
+        "vote_count": opd.judge_vote_count,
+        "quorum": prm.quorum,
+        "hint_length": [opd.min_hint_length, opd.max_hint_length],
+        "hint_selection": opd.hint_selection,
     }
 
 

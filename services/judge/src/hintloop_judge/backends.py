@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hintloop_contract.messages import Judgement
 
@@ -31,6 +31,10 @@ class Backend(Protocol):
     @property
     def model(self) -> str | None:
         """The model asked, if any."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What ``GET /v1/prm`` shows of it, ``backend`` and ``model`` among it."""
         ...
 
     async def judge(self, exchange: Exchange, *, score: bool, hint: bool) -> Opinion:

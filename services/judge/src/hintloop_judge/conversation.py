@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,23 +85,59 @@ def _part_text(part: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool gave back; ``is_error`` is the agent's own flag, when it set one."""
+    """What a tool gave back; ``is_error`` is the agent's own flag, when it set one; ``name`` the tool's, if known."""
 
     text: str
     is_error: bool | None = None
+    name: str | None = None
 
 
-def tool_results(messages: tuple[Message, ...]) -> list[ToolResult]:
-    """Results of all tools in ``messages``: tool messages, and ``tool_result`` parts inside user messages."""
-    results = []
+def tool_results(messages: tuple[Message, ...], names: Mapping[str, str] | None = None) -> list[ToolResult]:
+    """Results of all tools in ``messages``: tool messages, and ``tool_result`` parts inside user messages.
+
+    ``names``: tools by the ids of their calls, as :func:`call_names` has them.
+    """
+    return [
+        ToolResult(message_text(part), _flag(part), tool_name(part, names or {})) for part in result_parts(messages)
+    ]
+
+
+def result_parts(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+    """The tool messages and ``tool_result`` parts of ``messages``, in order."""
+    parts = []
     for message in messages:
         if message.get("role") in TOOL_ROLES:
-            results.append(ToolResult(message_text(message), _flag(message)))
+            parts.append(message)
         content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") == "tool_result":
-                results.append(ToolResult(message_text(part), _flag(part)))
-    return results
+        parts += [part for part in (content if isinstance(content, list) else ()) if is_result_part(part)]
+    return parts
+
+
+def is_result_part(part: Any) -> bool:
+    """Whether a part of a message is what a tool gave back."""
+    return isinstance(part, dict) and part.get("type") == "tool_result"
+
+
+def call_names(answer: Message) -> dict[str, str]:
+    """Tools that the answer calls, by the id of the call: chat's ``tool_calls``, and ``tool_use`` parts."""
+    names: dict[str, str] = {}
+    for held in (answer.get("tool_calls"), answer.get("content")):
+        for call in held if isinstance(held, list) else ():
+            if not isinstance(call, dict):
+                continue
+            function = call.get("function")
+            name = function.get("name") if isinstance(function, dict) else call.get("name")
+            if isinstance(call.get("id"), str) and isinstance(name, str):
+                names[call["id"]] = name
+    return names
+
+
+def tool_name(part: dict[str, Any], names: Mapping[str, str]) -> str | None:
+    """The tool whose output ``part`` is, by the call it answers or by its own word."""
+    call = part.get("tool_call_id") or part.get("tool_use_id")
+    name = names.get(call) if isinstance(call, str) else None
+    given = part.get("name")
+    return name or (given if isinstance(given, str) else None)
 
 
 def _flag(holder: dict[str, Any]) -> bool | None:

@@ -6,19 +6,23 @@ The HTTP routes call the same backend; only here a turn can be dropped.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from hintloop_contract.broker import Broker, Entry
 from hintloop_contract.config.needs import SignalNeeds
-from hintloop_contract.messages import DropReason, JudgedTurn, LinkedTurn
+from hintloop_contract.messages import DropReason, JudgedTurn, Judgement, LinkedTurn
 from hintloop_contract.worker import Discard, Forward, Outcome
+from msgspec import structs
 
 from hintloop_judge.backends import Backend, Opinion
-from hintloop_judge.conversation import read_exchange
+from hintloop_judge.conversation import Exchange, read_exchange
 from hintloop_judge.errors import RecordError
 from hintloop_judge.metrics import JudgeMetrics
 from hintloop_judge.unjudged import judgeable
 
+#: Backend named by a judgement whose score the user gave.
+FEEDBACK = "feedback"
 NOTHING_TO_JUDGE = "the next state holds no words of a user and no output of a tool, or only a timeout or interruption"
 
 
@@ -62,9 +66,13 @@ class TurnJudge:
         if record is None:
             raise RecordError(f"turn {turn.turn_id}: its record is gone; was it ended elsewhere?")
         exchange = judgeable(read_exchange(record))
-        if exchange is None:
+        given = turn.feedback_score
+        if given is not None:
+            opinion = await self._with_feedback(exchange, given)
+        elif exchange is None:
             return Discard(DropReason.NO_SIGNAL, NOTHING_TO_JUDGE)
-        opinion = await self._backend.judge(exchange, score=self._needs.score, hint=self._needs.hint)
+        else:
+            opinion = await self._backend.judge(exchange, score=self._needs.score, hint=self._needs.hint)
         discard = decide(opinion, self._needs, drop_without_hint=self._drop_without_hint)
         if discard is not None:
             return discard
@@ -72,6 +80,14 @@ class TurnJudge:
         self._metrics.scores.labels(score=str(judgement.score)).inc()
         counters = ("hinted",) if judgement.hint is not None else ()
         return Forward(JudgedTurn(turn=turn, judgement=judgement), counters)
+
+    async def _with_feedback(self, exchange: Exchange | None, given: int) -> Opinion:
+        """The user's explicit score stands in for a judged one; the hint is asked when there is text for it."""
+        if exchange is None or not self._needs.hint:
+            return Opinion(Judgement(score=given, backend=FEEDBACK))
+        opinion = await self._backend.judge(exchange, score=False, hint=True)
+        backend = f"{FEEDBACK}+{opinion.judgement.backend}"
+        return replace(opinion, judgement=structs.replace(opinion.judgement, score=given, backend=backend))
 
 
 def decide(opinion: Opinion, needs: SignalNeeds, *, drop_without_hint: bool) -> Discard | None:

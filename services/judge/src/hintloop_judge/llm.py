@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import structlog
 from hintloop_contract.config.schema import OpdSection, PrmSection
@@ -11,33 +12,43 @@ from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Judgement, Vote
 
 from hintloop_judge.backends import Opinion
+from hintloop_judge.cache import VoteCache, question_key
 from hintloop_judge.conversation import Exchange
 from hintloop_judge.endpoint import ChatEndpoint
 from hintloop_judge.errors import VoteError
 from hintloop_judge.metrics import JudgeMetrics
-from hintloop_judge.prompts import SCHEMAS, Prompts, Question, transcript
+from hintloop_judge.probing import Abilities, probe
+from hintloop_judge.prompts import QUESTIONS, SCHEMAS, Prompts, Question, message_body
 from hintloop_judge.selection import has_quorum, majority_score, select_hint
-from hintloop_judge.votes import parse_vote
+from hintloop_judge.votes import parse_votes
 
 BACKEND = "llm"
 
 
 class LlmBackend:
-    """Judges by a chat model behind ``prm.prm_url``."""
+    """Judges by a chat model behind ``prm.judge_url`` or ``prm.prm_url``."""
 
     name = BACKEND
 
     def __init__(
-        self, opd: OpdSection, prm: PrmSection, endpoint: ChatEndpoint, prompts: Prompts, metrics: JudgeMetrics
+        self,
+        opd: OpdSection,
+        prm: PrmSection,
+        endpoint: ChatEndpoint,
+        prompts: Prompts,
+        metrics: JudgeMetrics,
+        cache: VoteCache | None = None,
     ) -> None:
-        """The structured output of the engine is probed at the first use, or by :meth:`ready`."""
+        """What the engine can do is probed at the first use, or by :meth:`ready`. Without ``cache`` no vote is kept."""
         self._opd = opd
         self._prm = prm
         self._endpoint = endpoint
         self._prompts = prompts
         self._metrics = metrics
-        self._schema: bool | None = None
+        self._cache = cache
+        self._abilities: Abilities | None = None
         self._probing = asyncio.Lock()
+        self._problem: str | None = None
         self._log = structlog.get_logger()
 
     @property
@@ -46,18 +57,46 @@ class LlmBackend:
         return self._endpoint.model
 
     @property
-    def schema(self) -> bool | None:
-        """Whether the engine takes a JSON schema; ``None`` before the probe."""
-        return self._schema
+    def abilities(self) -> Abilities | None:
+        """What the engine can do; ``None`` before the probe."""
+        return self._abilities
+
+    @property
+    def extracts_hints(self) -> bool:
+        """Whether hints are asked for at all."""
+        return self._opd.enable_hint_extraction
+
+    def describe(self) -> dict[str, Any]:
+        """What ``GET /v1/prm`` shows of it; nulls before the probe."""
+        abilities = self._abilities
+        asked = {question: self.num_asked(question) for question in QUESTIONS}
+        return {
+            "backend": self.name,
+            "model": self.model,
+            "url": self._endpoint.url,
+            "circuit": self._endpoint.circuit,
+            "problem": self._problem,
+            "structured_output": None if abilities is None else abilities.structured_output,
+            "several_choices": None if abilities is None else abilities.several_choices,
+            "votes_asked": asked,
+            "notes": equal_votes(self._opd, self._prm),
+        }
 
     async def ready(self) -> bool:
-        """Whether the engine answers; learns its model and whether it takes a JSON schema."""
+        """Whether the engine answers questions; learns its model and what it can do."""
         try:
             await self._endpoint.resolve_model()
-            await self._probe_schema()
+            await self._probed()
+            if self._endpoint.circuit != "closed":
+                await self._endpoint.complete("Reply with OK.", temperature=0.0, max_tokens=1)
+        except VoteError as error:
+            # It answers; whether it answers questions is seen at the next one.
+            self._log.info("judge engine refuses a plain question", detail=str(error))
         except DependencyError as error:
             self._log.info("judge engine not ready", detail=error.detail)
+            self._problem = error.detail
             return False
+        self._problem = None
         return True
 
     async def close(self) -> None:
@@ -70,11 +109,11 @@ class LlmBackend:
         Raises:
             DependencyError: the engine is away.
         """
-        schema = await self._probe_schema()
+        abilities = await self._probed()
         ask_hint = hint and self._opd.enable_hint_extraction
         score_votes, hint_votes = await asyncio.gather(
-            self._ask("score", exchange, schema) if score else _nothing(),
-            self._ask("hint", exchange, schema) if ask_hint else _nothing(),
+            self._votes("score", exchange, abilities) if score else _nothing(),
+            self._votes("hint", exchange, abilities) if ask_hint else _nothing(),
         )
         failed = {
             question
@@ -98,7 +137,7 @@ class LlmBackend:
         return self._opd.judge_temperature if question == "score" else self._prm.hint_temperature
 
     def _choose(self, votes: list[Vote], exchange: Exchange) -> str | None:
-        hint, rejected = select_hint(votes, transcript((exchange.answer,)), self._opd)
+        hint, rejected = select_hint(votes, message_body(exchange.answer), self._opd)
         self._count_rejected(rejected)
         return hint
 
@@ -106,43 +145,82 @@ class LlmBackend:
         for reason, number in rejected.items():
             self._metrics.hints_rejected.labels(reason=reason).inc(number)
 
-    async def _ask(self, question: Question, exchange: Exchange, schema: bool) -> list[Vote]:
+    async def _votes(self, question: Question, exchange: Exchange, abilities: Abilities) -> list[Vote]:
+        """Votes kept from the same question before, or new ones. Only votes that reach the quorum are kept."""
+        key = self._key(question, exchange, abilities)
+        kept = await self._cache.find(key) if self._cache is not None else None
+        self._metrics.kept.labels(question=question, found="no" if kept is None else "yes").inc()
+        if kept is not None:
+            return kept
+        votes = await self._ask(question, exchange, abilities)
+        if self._cache is not None and has_quorum(votes, self._prm.quorum):
+            await self._cache.keep(key, votes)
+        return votes
+
+    def _key(self, question: Question, exchange: Exchange, abilities: Abilities) -> str:
+        return question_key(
+            question=question,
+            prompt=self._prompts.render(question, exchange, self._opd, schema=abilities.structured_output, nonce=""),
+            engine=self._endpoint.url,
+            model=self.model,
+            temperature=self._temperature(question),
+            max_tokens=self._prm.hint_max_tokens,
+            num=self.num_asked(question),
+        )
+
+    async def _ask(self, question: Question, exchange: Exchange, abilities: Abilities) -> list[Vote]:
+        """All votes of a question: in one request where the engine gives several choices, else each in its own."""
+        schema = abilities.structured_output
         prompt = self._prompts.render(question, exchange, self._opd, schema=schema)
-        votes = await asyncio.gather(*(self._vote(question, prompt, schema) for _ in range(self.num_asked(question))))
+        num = self.num_asked(question)
+        parts = [num] if abilities.several_choices else [1] * num
+        answers = await asyncio.gather(*(self._request(question, prompt, part, schema) for part in parts))
+        votes = [vote for answer in answers for vote in answer]
         for vote in votes:
             self._metrics.votes.labels(question=question, outcome="failed" if vote.failed else "counted").inc()
             if vote.failed:
                 self._log.debug("vote failed", question=question, reason=vote.failed)
-        return list(votes)
+        return votes
 
-    async def _vote(self, question: Question, prompt: str, schema: bool) -> Vote:
+    async def _request(self, question: Question, prompt: str, num: int, schema: bool) -> list[Vote]:
         try:
             completion = await self._endpoint.complete(
                 prompt,
                 temperature=self._temperature(question),
                 max_tokens=self._prm.hint_max_tokens,
                 schema=SCHEMAS[question] if schema else None,
+                num=num,
             )
         except VoteError as error:
-            return Vote(failed=str(error))
-        return parse_vote(question, completion, schema=schema)
+            return [Vote(failed=str(error))] * num
+        return parse_votes(question, completion, num, schema=schema)
 
-    async def _probe_schema(self) -> bool:
-        """Whether a tiny request under a schema comes back as that schema says."""
+    async def _probed(self) -> Abilities:
         async with self._probing:
-            if self._schema is None:
-                self._schema = await self._takes_schema()
-                self._log.info("judge engine probed", model=self.model, structured_output=self._schema)
-            return self._schema
+            if self._abilities is None:
+                several = any(self.num_asked(question) > 1 for question in QUESTIONS)
+                self._abilities = await probe(self._endpoint, several_wanted=several)
+                self._log.info(
+                    "judge engine probed",
+                    model=self.model,
+                    structured_output=self._abilities.structured_output,
+                    several_choices=self._abilities.several_choices,
+                )
+            return self._abilities
 
-    async def _takes_schema(self) -> bool:
-        try:
-            completion = await self._endpoint.complete(
-                'Reply with JSON: {"score": 0}.', temperature=0.0, max_tokens=32, schema=SCHEMAS["score"]
-            )
-        except VoteError:
-            return False
-        return parse_vote("score", completion, schema=True).failed is None
+
+def equal_votes(opd: OpdSection, prm: PrmSection) -> list[str]:
+    """What to tell whoever set several votes at temperature 0: they would be equal, so one is asked."""
+    keys = {
+        "score": ("opd.judge_temperature", opd.judge_temperature),
+        "hint": ("prm.hint_temperature", prm.hint_temperature),
+    }
+    return [
+        f"{opd.judge_vote_count} {question} votes at temperature 0 are one vote; it is asked once. "
+        f"Raise {key} for votes that can differ"
+        for question, (key, temperature) in keys.items()
+        if opd.judge_vote_count > 1 and temperature == 0
+    ]
 
 
 async def _nothing() -> list[Vote]:

@@ -11,14 +11,17 @@ class JudgeMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Register in ``registry``, or in a new one."""
         self.registry = registry if registry is not None else CollectorRegistry()
-        self.turns = Counter(
-            "hintloop_judge_turns", "Turns by what became of them", ["outcome"], registry=self.registry
+
+        def counter(name: str, about: str, labels: list[str]) -> Counter:
+            return Counter(f"hintloop_judge_{name}", about, labels, registry=self.registry)
+
+        self.turns = counter("turns", "Turns by what became of them", ["outcome"])
+        self.votes = counter("votes", "Votes by question and outcome", ["question", "outcome"])
+        self.scores = counter("scores", "Judgements by score", ["score"])
+        self.hints_rejected = counter("hints_rejected", "Hints that could not be used", ["reason"])
+        self.engine_calls = counter(
+            "engine_calls", "Requests to the judge's engine by status, each try one", ["outcome"]
         )
-        self.votes = Counter(
-            "hintloop_judge_votes", "Votes by question and outcome", ["question", "outcome"], registry=self.registry
-        )
-        self.scores = Counter("hintloop_judge_scores", "Judgements by score", ["score"], registry=self.registry)
-        self.hints_rejected = Counter(
-            "hintloop_judge_hints_rejected", "Hints that could not be used", ["reason"], registry=self.registry
-        )
+        self.kept = counter("kept_votes", "Questions whose votes were kept from before, or not", ["question", "found"])
+        self.settled = counter("settled", "Questions by what settled them under rules_then_llm", ["question", "by"])
         self.seconds = Histogram("hintloop_judge_seconds", "Time to judge one turn", registry=self.registry)

@@ -1,7 +1,7 @@
 """The two questions put to a judge model. Owns their files, the fencing of untrusted text, and the reply formats.
 
-Prompt files are templates with ``$nonce $request $answer $next_state $reply_format`` (and ``$min_length
-$max_length`` in the hint's); a directory with files of the same names replaces the shipped ones.
+Prompt files are templates; a directory with files of the same names replaces the shipped ones. `VARIABLES` says
+what stands for what; all but the lengths must be in a file, and no other may be.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from hintloop_judge.errors import PromptError
 Question = Literal["score", "hint"]
 QUESTIONS: tuple[Question, Question] = ("score", "hint")
 
-PLACEHOLDERS = ("nonce", "request", "answer", "next_state", "reply_format")
+#: Variables of a prompt file.
+VARIABLES = {
+    "nonce": "a code that is new with each request; lines that carry it fence what others wrote",
+    "request": "the request's messages with roles and tool calls, and the names of its tools",
+    "answer": "the assistant's message that is judged",
+    "next_state": "every message after it, with roles",
+    "reply_format": "how to reply, so that the vote can be read",
+    "min_length": "shortest hint in characters (opd.min_hint_length)",
+    "max_length": "longest hint in characters (opd.max_hint_length)",
+}
+REQUIRED = ("nonce", "request", "answer", "next_state", "reply_format")
 
 #: How a reply is written without structured output. The hint's marker for "none" is empty brackets between them.
 MARKER_FORMATS: dict[Question, str] = {
@@ -56,11 +66,16 @@ class Prompts:
     score: Template
     hint: Template
 
-    def render(self, question: Question, exchange: Exchange, section: OpdSection, *, schema: bool) -> str:
-        """The question about one exchange. The nonce is new each time, so no text inside can close its fence."""
+    def render(
+        self, question: Question, exchange: Exchange, section: OpdSection, *, schema: bool, nonce: str | None = None
+    ) -> str:
+        """The question about one exchange. The nonce is new each time, so no text inside can close its fence.
+
+        A given ``nonce`` is for comparing questions, never for asking them.
+        """
         template = self.score if question == "score" else self.hint
         return template.substitute(
-            nonce=secrets.token_hex(8),
+            nonce=secrets.token_hex(8) if nonce is None else nonce,
             request=_request(exchange),
             answer=transcript((exchange.answer,)),
             next_state=transcript(exchange.next_state),
@@ -83,20 +98,25 @@ def load_prompts(directory: Path | None = None) -> Prompts:
 
 def _template(name: Question, directory: Path | None) -> Template:
     path = None if directory is None else directory / f"{name}.md"
-    if path is not None and path.is_file():
-        text, origin = path.read_text(encoding="utf-8"), str(path)
-    else:
-        text = files("hintloop_judge").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8")
-        origin = f"{name}.md"
-    template = Template(text)
-    found = set(template.get_identifiers()) if template.is_valid() else set()
-    missing = [f"${item}" for item in PLACEHOLDERS if item not in found]
-    unknown = sorted(found - {*PLACEHOLDERS, "min_length", "max_length"})
-    if missing or unknown:
-        raise PromptError(
-            f"judge prompt {origin} lacks {', '.join(missing) or 'nothing'} and has unknown "
-            f"{', '.join(unknown) or 'nothing'}; write a dollar sign as $$"
-        )
+    if path is None or not path.is_file():
+        shipped = files("hintloop_judge").joinpath("prompts", f"{name}.md")
+        return _checked(Template(shipped.read_text(encoding="utf-8")), f"{name}.md")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"judge prompt {path} cannot be read: {error}") from error
+    return _checked(Template(text), str(path))
+
+
+def _checked(template: Template, origin: str) -> Template:
+    known = ", ".join(f"${name}" for name in VARIABLES)
+    if not template.is_valid():
+        raise PromptError(f"judge prompt {origin} has a $ that begins no variable; write $$, or one of {known}")
+    found = set(template.get_identifiers())
+    if unknown := sorted(found - set(VARIABLES)):
+        raise PromptError(f"judge prompt {origin} has the unknown variable ${unknown[0]}; there are {known}")
+    if missing := [f"${name}" for name in REQUIRED if name not in found]:
+        raise PromptError(f"judge prompt {origin} lacks {', '.join(missing)}; without it the judge is not told enough")
     return template
 
 
@@ -116,9 +136,13 @@ def transcript(messages: tuple[Message, ...]) -> str:
 def _spoken(message: Message) -> str:
     role = str(message.get("role", "unknown"))
     name = message.get("name") or message.get("tool_call_id")
-    lines = [f"[{role}{f' {name}' if name else ''}]"]
-    if text := message_text(message):
-        lines.append(text)
+    header = f"[{role}{f' {name}' if name else ''}]"
+    return "\n".join([header, *([body] if (body := message_body(message)) else [])])
+
+
+def message_body(message: Message) -> str:
+    """What a message says and the tool calls it makes, without its role."""
+    lines = [text] if (text := message_text(message)) else []
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None

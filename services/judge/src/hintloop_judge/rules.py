@@ -9,19 +9,30 @@ greetings, thanks and the next question. English only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
+from hintloop_contract.config.judging import RulesSection
 from hintloop_contract.config.schema import OpdSection
 from hintloop_contract.messages import Judgement, Vote
 
 from hintloop_judge import rules_patterns as p
 from hintloop_judge.backends import Opinion
 from hintloop_judge.clauses import split_clauses
-from hintloop_judge.conversation import Exchange, tool_results, user_texts
+from hintloop_judge.conversation import (
+    TOOL_ROLES,
+    Exchange,
+    Message,
+    call_names,
+    is_result_part,
+    tool_name,
+    tool_results,
+    user_texts,
+)
 from hintloop_judge.reading import Kind, Reading, read_clause
 from hintloop_judge.selection import hint_problem
-from hintloop_judge.tool_outcomes import tool_score
+from hintloop_judge.tool_rules import rules_of, tool_score
 
 BACKEND = "rules"
 
@@ -46,13 +57,39 @@ class RulesBackend:
     name = BACKEND
     model: str | None = None
 
-    def __init__(self, section: OpdSection) -> None:
-        """``section`` bounds the hints."""
+    def __init__(self, section: OpdSection, rules: RulesSection | None = None) -> None:
+        """``section`` bounds the hints; ``rules`` says how single tools are read."""
         self._section = section
+        self._rules = rules or RulesSection()
+
+    def describe(self) -> dict[str, Any]:
+        """What ``GET /v1/prm`` shows of it."""
+        return {"backend": self.name, "model": None, "tools": sorted(self._rules.tools)}
+
+    def without_ignored(self, exchange: Exchange) -> Exchange:
+        """The exchange without the output of tools that are to be ignored."""
+        names = call_names(exchange.answer)
+        if not any(rules.ignore for rules in self._rules.tools.values()):
+            return exchange
+        left = tuple(kept for m in exchange.next_state if (kept := self._left(m, names)) is not None)
+        return replace(exchange, next_state=left)
+
+    def _left(self, message: Message, names: dict[str, str]) -> Message | None:
+        if message.get("role") in TOOL_ROLES:
+            return None if self._ignored(message, names) else message
+        content = message.get("content")
+        if not isinstance(content, list):
+            return message
+        kept = [part for part in content if not (is_result_part(part) and self._ignored(part, names))]
+        return {**message, "content": kept} if kept else None
+
+    def _ignored(self, part: dict[str, Any], names: dict[str, str]) -> bool:
+        rules = rules_of(tool_name(part, names), self._rules)
+        return rules is not None and rules.ignore
 
     async def judge(self, exchange: Exchange, *, score: bool, hint: bool) -> Opinion:
         """Opinion on one exchange; both questions are answered at no cost, ``hint`` false leaves hints out."""
-        found_score, found_hint = judge_next_state(exchange, self._section)
+        found_score, found_hint = judge_next_state(exchange, self._section, self._rules)
         kept = found_hint if hint and self._section.enable_hint_extraction else None
         vote = Vote(score=found_score, hint=kept)
         return Opinion(Judgement(score=found_score, hint=kept, votes=(vote,), backend=self.name))
@@ -65,15 +102,17 @@ class RulesBackend:
         """Nothing to close."""
 
 
-def judge_next_state(exchange: Exchange, section: OpdSection) -> tuple[int | None, str | None]:
+def judge_next_state(
+    exchange: Exchange, section: OpdSection, rules: RulesSection | None = None
+) -> tuple[int | None, str | None]:
     """``(score, hint)`` of the whole next state."""
     verdicts = [read_text(text, section) for text in user_texts(exchange.next_state)]
     hints = [verdict.hint for verdict in verdicts if verdict.hint]
     scores = [verdict.score for verdict in verdicts if verdict.score]
     if scores:
         return (-1 if -1 in scores else 1), (hints[-1] if hints else None)
-    results = tool_results(exchange.next_state)
-    tools = tool_score(results)
+    results = tool_results(exchange.next_state, call_names(exchange.answer))
+    tools = tool_score(results, rules)
     if tools is not None:
         return tools, (hints[-1] if hints else None)
     if verdicts and not results:

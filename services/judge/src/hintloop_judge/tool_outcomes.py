@@ -21,9 +21,12 @@ _REASONS = (
 _WHO = r"^\W*(?:(?:the )?[\w./'\"`-]+(?: [\w./'\"`-]+){0,5} )??"
 _CODE = (
     _WHO + r"(?:(?:exited|failed|finished|completed|terminated)(?: with)? )?(?:a )?(?:non-zero )?"
-    r"(?:(?:exit|return)[ _-]?(?:code|status)|returncode|(?<=exited with )(?:code|status))['\"]?"
-    r"(?:\s*[:=]\s*| (?:of |is )?)"
+    r"(?:(?:exit|return)[ _-]?(?:code|status)|returncode|退出(?:代码|码|状态)|返回(?:码|值)|"
+    r"(?<=exited with )(?:code|status))['\"]?"
+    r"(?:\s*[:=\uff1a]\s*| (?:of |is )?)"
 )
+_EXITED = r"^\W*(?:[\w./-]+ ){0,3}exited with "
+_STATED_CODE = re.compile(rf"{_CODE}(-?\d+)(?:\W*$|: )|{_EXITED}(-?\d+)\W*$", re.IGNORECASE)
 #: More of a line than this is never a statement.
 _MAX_LINE = 1000
 
@@ -35,11 +38,12 @@ def _compiled(*patterns: str, flags: int = re.IGNORECASE) -> tuple[re.Pattern[st
 #: A whole line, near the beginning or the end: what the shell or the agent's harness says of the run.
 _FAILED_RUN = _compiled(
     _CODE + r"-?0*[1-9]\d*(?:\W*$|: )",
-    r"^\W*(?:[\w./-]+ ){0,3}exited with -?[1-9]\d*\W*$",
+    _EXITED + r"-?[1-9]\d*\W*$",
     r"^make(?:\[\d+\])?: \*\*\* .*\bError \d+",
     r"^(?:npm|yarn|pnpm)[ :]+err(?:or|!)",
     r"^(?:[\w.~/@-]+: ){1,4}(?:line \d+: )?(?:.*: )?(?:command not found|no such file or directory|"
-    r"no space left on device|permission denied(?: \([^)]*\))?)(?:: \S+)?\W*$",
+    r"no space left on device|permission denied(?: \([^)]*\))?|未找到命令|"
+    r"没有那个文件或目录|权限不够|设备上没有空间)(?:: \S+)?\W*$",
     r"^[\w./-]*sh: (?:\d+: )?.*: not found$|^[\w./-]+: .*: (?:is|not) a directory$",
     r"^[\w./-]+: (?:cannot|can't|could not|unable to) \w+ ",
     r"^.*\bis not recognized as an internal or external command",
@@ -76,6 +80,7 @@ _NOTHING = r"(?!\s*(?:0|none|null|nil|false|n/?a|\[\]|\{\}|''|\"\")\s*[,.]?\s*$)
 _ERROR_LINE = _compiled(
     rf"^(?:error|fatal|fatal error|panic|fail(?:ed|ure)?)(?:\[\w+\])? ?:{_NOTHING}\s*\S",
     r"^error (?:executing|reading|calling|running|opening|loading|fetching|parsing|writing|occurred|while|when|in) ",
+    rf"^(?:错误|致命错误|异常|失败)\s*[:\uff1a]{_NOTHING}(?!\s*无\W*$)\s*\S",
     r"^error TS\d+: |^ERROR \d+ \(\w+\)",
     r"^\[(?:error|fatal)\] ?\S",
     r"^\[errno -?\d+\]",
@@ -91,12 +96,13 @@ _TRACEBACK = re.compile(r"^\W*Traceback \(most recent call last\):")
 
 _SUCCEEDED_RUN = _compiled(
     _CODE + r"0+\W*$",
-    r"^\W*(?:[\w./-]+ ){0,3}exited with 0\W*$",
+    _EXITED + r"0\W*$",
     r"^successfully \w+ed\b|^(?:the )?build succeeded\b|^(?:\[\w+\] )?BUILD SUCCESS",
 )
 _SUCCEEDED_SUMMARY = _compiled(
     r"^=+ (?:\d+ (?:skipped|deselected|xfailed|warnings?), )*[1-9]\d* passed\b.* in [\d.:]+.* =+$",
     r"^[1-9]\d* (?:tests? )?passed\b(?:, \d+ [a-z]+)*(?: in [\d.]+ ?s.*)?\W*$",
+    r"^Tests?(?: suites)?: +(?:\d+ (?:skipped|todo|pending), )*[1-9]\d* passed, \d+ total\W*$",
     r"^\s+[1-9]\d* passing(?: \([\d.]+m?s\))?$",
     r"^all (?:\d+ )?tests? passed\W*$|^0 failed, [1-9]\d* passed\W*$",
     r"^test result: ok\.",
@@ -133,15 +139,16 @@ _JSON_TEXTS = ("stderr", "output", "stdout")
 _REPR_ERROR = re.compile(r"^\{[^{}\[\]]*'error': (?:'[^']+'|\"[^\"]+\")|^\{[^{}\[\]]*'(?:success|ok)': False\b")
 
 
-def tool_score(results: list[ToolResult]) -> int | None:
-    """-1 when any tool failed, +1 when one says it succeeded, 0 for other output, ``None`` when none said anything."""
-    judged = [score for result in results if (score := _one_tool(result)) is not None]
+def strongest(scores: Sequence[int | None]) -> int | None:
+    """Of several tools' scores: -1 when any failed, else the highest; ``None`` when none said anything."""
+    judged = [score for score in scores if score is not None]
     if not judged:
         return None
     return -1 if -1 in judged else max(judged)
 
 
-def _one_tool(result: ToolResult) -> int | None:
+def one_tool(result: ToolResult) -> int | None:
+    """Score of one tool's output by what any tool's output may say; ``None`` when it says nothing."""
     if result.is_error is not None:
         return -1 if result.is_error else 1
     text = result.text.strip("\n")
@@ -188,6 +195,22 @@ def _json_succeeded(value: dict[str, Any]) -> bool:
     return any(200 <= _whole(value.get(key)) < 300 for key in _JSON_STATUS)
 
 
+def exit_code(lines: Sequence[str], value: dict[str, Any]) -> int | None:
+    """The exit code that an output states in the common forms: a field of its JSON, or a line near its edges."""
+    for holder in (value, *(value[key] for key in _JSON_WRAPPERS if isinstance(value.get(key), dict))):
+        for key in _JSON_CODES:
+            if type(holder.get(key)) is int:
+                return int(holder[key])
+    for line in reversed(_edges(lines)):
+        if match := _STATED_CODE.match(_shortened(line)):
+            return int(match[1] or match[2])
+    return None
+
+
+def _edges(lines: Sequence[str]) -> list[str]:
+    return list(lines) if len(lines) <= 6 else [*lines[:2], *lines[-4:]]
+
+
 def _whole(value: Any) -> int:
     """A whole number as itself, anything else as 0."""
     return value if type(value) is int else 0
@@ -196,7 +219,7 @@ def _whole(value: Any) -> int:
 def text_score(text: str) -> int:
     """-1, 0 or +1 of plain output."""
     lines = [_shortened(line.rstrip()) for line in text.splitlines() if line.strip()]
-    edges = lines if len(lines) <= 6 else [*lines[:2], *lines[-4:]]
+    edges = _edges(lines)
     shown = _is_record(lines)
     failed_run = _any_match(_FAILED_RUN, edges[:1] + edges[-1:] if shown else edges)
     if failed_run or _any_match(_FAILED_SUMMARY, lines) or _ends_in_traceback(lines):

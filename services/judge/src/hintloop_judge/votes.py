@@ -19,13 +19,34 @@ _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
 _NO_HINT = "[NO_HINT]"
 _THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+#: Reasons for which a completion ends before its own end.
+_CUT = {
+    "length": "by the token limit (prm.hint_max_tokens)",
+    "max_tokens": "by the token limit (prm.hint_max_tokens)",
+    "content_filter": "by the engine's content filter",
+    "abort": "by the engine, which gave it up",
+    "error": "by an error of the engine",
+}
 _SCORES = {"+1": 1, "1": 1, "0": 0, "-1": -1, "\u22121": -1}
 
 
+def parse_votes(question: Question, completion: dict[str, Any], num_asked: int, *, schema: bool) -> list[Vote]:
+    """``num_asked`` votes from a chat completion body; one that cannot be counted has ``failed`` set to the reason."""
+    choices = completion.get("choices")
+    given = choices[:num_asked] if isinstance(choices, list) else []
+    votes = [_parse_choice(question, choice, schema=schema) for choice in given]
+    missing = "the judge's answer has no choices" if not given else f"only {len(given)} of {num_asked} choices came"
+    return votes + [Vote(failed=missing)] * (num_asked - len(given))
+
+
 def parse_vote(question: Question, completion: dict[str, Any], *, schema: bool) -> Vote:
-    """A vote from a chat completion body; one that cannot be counted has ``failed`` set to the reason."""
+    """The vote of a chat completion with one choice."""
+    return parse_votes(question, completion, 1, schema=schema)[0]
+
+
+def _parse_choice(question: Question, choice: Any, *, schema: bool) -> Vote:
     try:
-        text = completion_text(completion)
+        text = choice_text(choice)
         if question == "score":
             return Vote(score=_schema_score(text) if schema else _boxed_score(text))
         return Vote(hint=_schema_hint(text) if schema else _marked_hint(text))
@@ -33,18 +54,18 @@ def parse_vote(question: Question, completion: dict[str, Any], *, schema: bool) 
         return Vote(failed=str(error))
 
 
-def completion_text(completion: dict[str, Any]) -> str:
-    """The judge's words.
+def choice_text(choice: Any) -> str:
+    """The judge's words in one choice.
 
     Raises:
         VoteError: there are none, or they were cut.
     """
-    choices = completion.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+    if not isinstance(choice, dict):
         raise VoteError("the judge's answer has no choices")
-    if choices[0].get("finish_reason") == "length":
-        raise VoteError("cut by the token limit (prm.hint_max_tokens)")
-    message = choices[0].get("message")
+    reason = choice.get("finish_reason")
+    if isinstance(reason, str) and reason in _CUT:
+        raise VoteError(f"cut {_CUT[reason]}")
+    message = choice.get("message")
     text = message.get("content") if isinstance(message, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise VoteError("the judge's answer is empty")

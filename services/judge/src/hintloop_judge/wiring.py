@@ -19,19 +19,33 @@ from prometheus_client import CollectorRegistry
 
 from hintloop_judge.app import JudgeDeps
 from hintloop_judge.backends import Backend
+from hintloop_judge.cache import VoteCache
+from hintloop_judge.composed import RulesThenLlm
 from hintloop_judge.endpoint import ChatEndpoint
 from hintloop_judge.judging import TurnJudge
-from hintloop_judge.llm import LlmBackend
+from hintloop_judge.llm import LlmBackend, equal_votes
 from hintloop_judge.metrics import JudgeMetrics
-from hintloop_judge.prompts import QUESTIONS, load_prompts
+from hintloop_judge.prompts import load_prompts
 from hintloop_judge.rules import RulesBackend
 
 SERVICE = "judge"
-#: Keys that only the llm backend reads.
-LLM_ONLY = {
-    "opd": ("judge_vote_count", "judge_temperature"),
-    "prm": ("judge_model", "judge_prompt_dir", "hint_max_tokens", "hint_temperature", "quorum"),
+#: Keys that only a model's votes read.
+LLM_ONLY: dict[str, tuple[str, ...]] = {
+    "opd": ("judge_vote_count", "judge_temperature", "hint_selection", "allow_quoted_hints"),
+    "prm": (
+        "judge_url",
+        "judge_api_key",
+        "judge_model",
+        "judge_prompt_dir",
+        "judge_cache_s",
+        "judge_cache_entries",
+        "hint_max_tokens",
+        "hint_temperature",
+        "quorum",
+    ),
 }
+#: Keys that only the rules read.
+RULES_ONLY: dict[str, tuple[str, ...]] = {"prm": ("rules",)}
 
 
 def open_broker(config: Config) -> RedisBroker:
@@ -60,40 +74,38 @@ async def build_deps(
     """
     metrics = JudgeMetrics(registry)
     needs = signal_needs(config, directory)
-    return JudgeDeps(config, broker, _backend(config, metrics), needs, metrics)
+    return JudgeDeps(config, broker, _backend(config, broker, metrics), needs, metrics)
 
 
 def without_effect(config: Config) -> list[str]:
     """Keys away from their default that the chosen backend does not read, such as ``opd.judge_vote_count``."""
-    if config.prm.judge_backend != "rules":
-        return []
+    by_backend: dict[str, dict[str, tuple[str, ...]]] = {"rules": LLM_ONLY, "llm": RULES_ONLY}
+    unread = by_backend.get(config.prm.judge_backend, {})
     changed = []
-    for section, names in LLM_ONLY.items():
+    for section, names in unread.items():
         values = getattr(config, section)
         fields = type(values).model_fields
-        changed += [f"{section}.{name}" for name in names if getattr(values, name) != fields[name].default]
+        default = {name: fields[name].get_default(call_default_factory=True) for name in names}
+        changed += [f"{section}.{name}" for name in names if getattr(values, name) != default[name]]
     return changed
 
 
-def _backend(config: Config, metrics: JudgeMetrics) -> Backend:
+def _backend(config: Config, broker: Broker, metrics: JudgeMetrics) -> Backend:
+    prm, log = config.prm, structlog.get_logger()
     if unread := without_effect(config):
-        structlog.get_logger().warning(
-            "these keys have no effect under prm.judge_backend = 'rules', which asks no model and has one vote",
-            keys=unread,
+        why = "asks no model and has one vote" if prm.judge_backend == "rules" else "leaves tools to the model"
+        log.warning(
+            f"these keys have no effect under prm.judge_backend = '{prm.judge_backend}', which {why}", keys=unread
         )
-    if config.prm.judge_backend == "rules":
-        return RulesBackend(config.opd)
-    prompts = load_prompts(config.prm.judge_prompt_dir)
-    backend = LlmBackend(config.opd, config.prm, ChatEndpoint(config.prm), prompts, metrics)
-    for question in QUESTIONS:
-        if backend.num_asked(question) < config.opd.judge_vote_count:
-            key = "opd.judge_temperature" if question == "score" else "prm.hint_temperature"
-            structlog.get_logger().warning(
-                f"{config.opd.judge_vote_count} {question} votes at temperature 0 are one vote; it is asked once. "
-                f"Raise {key} for votes that can differ",
-                question=question,
-            )
-    return backend
+    rules = RulesBackend(config.opd, prm.rules)
+    if prm.judge_backend == "rules":
+        return rules
+    for note in equal_votes(config.opd, prm):
+        log.warning(note)
+    cache = VoteCache(broker, ttl_s=prm.judge_cache_s, max_entries=prm.judge_cache_entries)
+    prompts = load_prompts(prm.judge_prompt_dir)
+    llm = LlmBackend(config.opd, prm, ChatEndpoint(prm, metrics), prompts, metrics, cache)
+    return llm if prm.judge_backend == "llm" else RulesThenLlm(rules, llm, metrics)
 
 
 async def run_worker(deps: JudgeDeps, stop: asyncio.Event) -> None:
