@@ -187,7 +187,7 @@ def make_config(engine: FakeEngine, spool_dir: Path, **changes: dict[str, Any]) 
     values: dict[str, dict[str, Any]] = {
         "rollout": {"engine": engine.kind},
         "policy": {"engines": [engine.url], "served_model_name": "policy"},
-        "proxy": {"port": 1, "spool_dir": spool_dir},
+        "proxy": {"port": 1, "spool_dir": spool_dir, "engine_wait_s": 0.0},
     }
     for section, change in changes.items():
         values.setdefault(section, {}).update(change)

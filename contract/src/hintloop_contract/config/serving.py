@@ -77,6 +77,9 @@ class ProxySection(Section):
     client's key through untouched."""
     request_timeout_s: PositiveFloat = 600.0
     """Longest answer."""
+    engine_wait_s: NonNegativeFloat = 30.0
+    """How long a request of which nothing was answered waits for an engine that cannot be reached (one that restarts);
+    0 answers 502 at once."""
     max_request_bytes: Positive = 32 * 1024 * 1024
     """Largest request body."""
     spool_dir: Path = Path(".hintloop/spool")
@@ -85,6 +88,13 @@ class ProxySection(Section):
     """Most bytes that may wait there."""
     max_captures: Positive = 100_000
     """Most captures in Redis that no linker has settled; past it requests are served and dropped as `backpressure`."""
+    scrub: Literal["off", "secrets", "personal", "both"] = "off"
+    """Mask secrets (keys, tokens, passwords), personal data (e-mail, phone, card, IBAN, SSN, public IPv4) or both in
+    what is stored; agents and engine see everything as it is."""
+    scrub_phone_regions: list[Annotated[str, Field(pattern=r"^[A-Z]{2}$")]] = Field(default_factory=lambda: ["US"])
+    """Countries whose phone numbers are found in national form, too; `+…` is found anyway."""
+    train_scrubbed: bool = False
+    """Train turns in which something was masked: their token ids, which still tell it, are then stored."""
 
 
 class LinkerSection(Section):

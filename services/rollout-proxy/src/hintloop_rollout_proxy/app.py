@@ -1,4 +1,4 @@
-"""The ASGI app: admits, routes by allow-list, answers the proxy's own routes. Capturing is `chat`'s business."""
+"""The ASGI app: admits, routes by allow-list, answers the proxy's own routes. Capturing is `serving`'s business."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from hintloop_rollout_proxy import chat, feedback, metrics
+from hintloop_rollout_proxy import feedback, metrics, serving
 from hintloop_rollout_proxy.asgi import (
     JSON_HEADERS,
     App,
@@ -35,8 +35,6 @@ from hintloop_rollout_proxy.errors import (
 from hintloop_rollout_proxy.request import check_numbers, read_fields
 from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
 
-#: Served without capture for now, and counted.
-GENERATING = frozenset(("/v1/completions", "/v1/responses", "/v1/messages", "/generate"))
 #: Discovery, tokenizing and the harmless probes of real agents.
 PASSED = frozenset(
     (
@@ -52,7 +50,7 @@ PASSED = frozenset(
         "/props",
     )
 )
-ALLOWED = (chat.PATH, *sorted(GENERATING), *sorted(PASSED), "/v1/models/{id}", "HEAD /", feedback.PATH)
+ALLOWED = (*sorted(serving.PATHS), *sorted(PASSED), "/v1/models/{id}", "HEAD /", feedback.PATH)
 
 log = structlog.get_logger()
 
@@ -68,7 +66,7 @@ class ProxyApp:
     def __init__(self, deps: ProxyDeps) -> None:
         """Serve with ``deps``."""
         self._deps = deps
-        self._chat = chat.ChatHandler(deps)
+        self._handler = serving.Handler(deps)
         self._feedback = feedback.FeedbackHandler(deps.intake, deps.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,12 +111,11 @@ class ProxyApp:
         body = await read_body(receive, headers, self._deps.config.proxy.max_request_bytes)
         if path == feedback.PATH:
             return await self._feedback.serve(client, headers, body, send)
-        if path == chat.PATH and method == "POST":
-            fields = read_fields(body)
+        if path in serving.PATHS:
+            fields = read_fields(body) if method == "POST" else None
             if fields is not None:
                 check_numbers(fields)
-                return await self._chat.serve(client, scope["headers"], headers, body, fields, receive, send)
-        if path in GENERATING or path == chat.PATH:
+                return await self._handler.serve(client, scope, headers, body, fields, receive, send)
             self._deps.metrics.uncaptured.labels(path).inc()
         return await self._pass(scope, body, receive, send)
 
@@ -204,12 +201,12 @@ class ProxyApp:
 
 
 #: Paths whose body names a model.
-MODEL_NAMED = GENERATING | {"/tokenize", "/v1/tokenize", "/detokenize"}
+MODEL_NAMED = frozenset(("/tokenize", "/v1/tokenize", "/detokenize"))
 
 
 def refuse_unlisted(method: str, path: str) -> None:
     """Raise ``PathRefusedError`` unless the allow-list has the path."""
-    if path == chat.PATH or path in GENERATING or path in PASSED or path.startswith("/v1/models/"):
+    if path in serving.PATHS or path in PASSED or path.startswith("/v1/models/"):
         return
     if (method, path) in (("HEAD", "/"), ("POST", feedback.PATH)):
         return

@@ -1,20 +1,29 @@
-"""From one exchange to one ``Capture``. Owns what was seen of a request while it was served; decides no link."""
+"""From one exchange to its captures, one a choice. Owns what was seen of a request while it was served; decides no
+link."""
 
 from __future__ import annotations
 
 import math
+import sys
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from hintloop_contract.messages import Capture, DropReason, Sampling
+from hintloop_contract.ids import new_id
+from hintloop_contract.messages import Capture, DropReason
 from hintloop_contract.tensors import PackedArray, pack
 
-from hintloop_rollout_proxy.engines.dialect import Answer
-from hintloop_rollout_proxy.problems import Problem, check_ids, find_problem
+from hintloop_rollout_proxy.engines.answer import Answer, Choice
+from hintloop_rollout_proxy.engines.dialect import CHAT
+from hintloop_rollout_proxy.problems import Problem, check_ids, find_problem, usage_of
+from hintloop_rollout_proxy.request import Reading
 
 #: Finish reasons by which the engine says that it gave up.
 ABORT_REASONS = ("abort", "error")
+#: Whether the machine writes arrays as they travel.
+_NATIVE = sys.byteorder == "little" and array("i").itemsize == 4
 
 
 @dataclass(slots=True)
@@ -26,6 +35,9 @@ class Exchange:
     start_ms: int
     version_oldest: int
     engine: str
+    reading: Reading
+    api: str = CHAT
+    chat_request: bytes | None = None
     tenant: str = "default"
     credential: str = ""
     opted_out: bool = False
@@ -34,13 +46,13 @@ class Exchange:
     turn_type: str | None = None
     session_done: bool = False
     traceparent: str = ""
-    sampling: Sampling = field(default_factory=Sampling)
-    leaves_sampling_out: bool = False
-    shaped: bool = False
-    """Whether the request itself shapes the distribution: a grammar, forced tool choice, bias or penalty."""
+    response_id: str | None = None
+    """The id of the answer, where it is not the engine's."""
     untrainable: str | None = None
+    """Why it is served but never trained."""
     engine_url: str = ""
     behaviour_space: str | None = None
+    defaults_neutral: bool = True
     answer: Answer = field(default_factory=Answer)
     status: str = "aborted"
     http_status: int = 200
@@ -49,12 +61,7 @@ class Exchange:
     def choose(self, engine_url: str, behaviour_space: str | None, defaults_neutral: bool) -> None:
         """An engine will answer. What the agent leaves out is guessed, unless the engine's defaults are neutral."""
         self.engine_url, self.behaviour_space = engine_url, behaviour_space
-        if self.leaves_sampling_out:
-            self.sampling = msgspec.structs.replace(
-                self.sampling,
-                defaults_unknown=not defaults_neutral,
-                constrained=self.shaped or not defaults_neutral,
-            )
+        self.defaults_neutral = defaults_neutral
 
     def refuse(self, http_status: int, detail: str) -> None:
         """The engine, or the proxy in its place, answered with an error."""
@@ -80,55 +87,76 @@ class Exchange:
             self.abort(f"the engine reported an error inside the answer: {self.answer.error:.200}")
         elif not self.answer.finished:
             self.abort("the engine ended the stream before it was whole")
-        elif self.answer.finish_reason in ABORT_REASONS:
-            self.abort(f"finish_reason {self.answer.finish_reason}")
         else:
             self.status, self.detail = "complete", ""
 
 
-def problem_of(exchange: Exchange) -> Problem | None:
-    """Why the exchange cannot become a turn, or ``None``."""
+def problem_of(exchange: Exchange, choice: Choice) -> Problem | None:
+    """Why a choice cannot become a turn, or ``None``."""
     if exchange.status == "refused":
         return DropReason.UPSTREAM_ERROR, f"HTTP {exchange.http_status}: {exchange.detail}"
     if exchange.status == "aborted":
         return DropReason.ABORTED, exchange.detail
+    if choice.finish_reason in ABORT_REASONS:
+        return DropReason.ABORTED, f"finish_reason {choice.finish_reason}"
     if exchange.opted_out:
         return DropReason.TENANT_OPT_OUT, "the key of this client says train = false"
     if exchange.untrainable is not None:
         return DropReason.NOT_TRAINABLE, exchange.untrainable
-    problem = find_problem(exchange.answer)
+    problem = find_problem(exchange.answer, choice)
     if problem is None and exchange.behaviour_space is None:
         return DropReason.NOT_TRAINABLE, "the engine is not yet probed: which log-probabilities it reports is unknown"
     return problem
 
 
-def capture_of(exchange: Exchange, end_ms: int) -> Capture:
-    """The capture of a finished exchange. ``version_newest`` stays open until it is written, unless spans tell it."""
-    answer, problem = exchange.answer, problem_of(exchange)
-    versions = [span.version for span in answer.spans]
-    answered = exchange.status != "refused"
+def captures_of(exchange: Exchange, end_ms: int) -> list[Capture]:
+    """The captures of a finished exchange, in the order of its choices; one when nothing was answered."""
+    choices = exchange.answer.choices
+    if len(choices) <= 1 and exchange.reading.num_choices == 1:
+        return [_capture(exchange, next(iter(choices.values()), Choice()), exchange.turn_id, 1, end_ms)]
+    count = max(exchange.reading.num_choices, len(choices))
+    ordered = [choices[index] for index in sorted(choices)] or [Choice()]
+    turn_ids = [exchange.turn_id, *(new_id() for _ in ordered[1:])]
+    return [
+        _capture(exchange, choice, turn_id, count, end_ms) for choice, turn_id in zip(ordered, turn_ids, strict=True)
+    ]
+
+
+def _capture(exchange: Exchange, choice: Choice, turn_id: str, num_choices: int, end_ms: int) -> Capture:
+    """``version_newest`` stays open until it is written, unless spans tell it."""
+    answer, problem = exchange.answer, problem_of(exchange, choice)
+    versions = [span.version for span in choice.spans]
+    answered = exchange.status != "refused" and answer.has_message
+    given_up = exchange.status == "complete" and choice.finish_reason in ABORT_REASONS
+    sampling = exchange.reading.sampling
+    if exchange.reading.leaves_sampling_out and not exchange.defaults_neutral:
+        sampling = msgspec.structs.replace(sampling, defaults_unknown=True, constrained=True)
     return Capture(
-        turn_id=exchange.turn_id,
+        turn_id=turn_id,
         tenant=exchange.tenant,
         credential=exchange.credential,
         session_key=exchange.session_key,
+        api=exchange.api,
         engine=exchange.engine,
         engine_url=exchange.engine_url,
         request=exchange.request,
-        answer=answer.assistant_json() if answered else None,
-        response_id=answer.response_id,
-        status=exchange.status,
+        chat_request=exchange.chat_request,
+        answer=choice.assistant_json() if answered else None,
+        choice=choice.index,
+        num_choices=num_choices,
+        response_id=exchange.response_id or answer.response_id,
+        status="aborted" if given_up else exchange.status,
         http_status=exchange.http_status,
-        finish_reason=answer.finish_reason,
-        usage_completion_tokens=answer.usage_completion_tokens,
+        finish_reason=choice.finish_reason,
+        usage_completion_tokens=usage_of(answer, choice),
         prompt_ids=_ids(answer.prompt_ids),
-        response_ids=_ids(answer.response_ids),
-        logprobs=_logprobs(answer.logprobs),
+        response_ids=_ids(choice.response_ids),
+        logprobs=_logprobs(choice.logprobs),
         behaviour_space=exchange.behaviour_space or "raw",
-        sampling=exchange.sampling,
+        sampling=sampling,
         version_oldest=min(versions) if versions else exchange.version_oldest,
         version_newest=max(versions) if versions else None,
-        spans=answer.spans,
+        spans=choice.spans,
         start_ms=exchange.start_ms,
         end_ms=end_ms,
         turn_type=exchange.turn_type,
@@ -140,9 +168,13 @@ def capture_of(exchange: Exchange, end_ms: int) -> Capture:
 
 def _ids(ids: list[int] | None) -> PackedArray | None:
     # Ids that are none stay out; such a capture carries a problem and is never trained.
-    return None if ids is None or check_ids(ids) is not None else pack(np.array(ids, dtype=np.int64), "int32")
+    if ids is None or check_ids(ids) is not None:
+        return None
+    if _NATIVE:
+        return PackedArray(dtype="int32", shape=(len(ids),), data=array("i", ids).tobytes())
+    return pack(np.array(ids, dtype=np.int64), "int32")
 
 
-def _logprobs(logprobs: list[float | None] | None) -> PackedArray | None:
+def _logprobs(logprobs: Sequence[float | None] | None) -> PackedArray | None:
     # A missing value stays visible as NaN; such a capture carries a problem and is never trained.
     return None if logprobs is None else pack([math.nan if x is None else x for x in logprobs], "float32")

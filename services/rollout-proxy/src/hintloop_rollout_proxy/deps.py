@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hintloop_contract.config.schema import Config
 
+from hintloop_rollout_proxy.apis.translation import TranslatedApi
 from hintloop_rollout_proxy.background import Background
 from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.engines.dialect import Dialect
@@ -14,6 +16,7 @@ from hintloop_rollout_proxy.gate import Gate
 from hintloop_rollout_proxy.intake import Intake
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.readiness import EngineWatch
+from hintloop_rollout_proxy.scrubbing import ScrubbingStage
 from hintloop_rollout_proxy.upstream import EnginePool
 from hintloop_rollout_proxy.versions import VersionView
 from hintloop_rollout_proxy.writer import CaptureWriter
@@ -22,7 +25,7 @@ from hintloop_rollout_proxy.writer import CaptureWriter
 @dataclass(frozen=True, slots=True)
 class ProxyDeps:
     """Dependencies of the app. ``engine_key`` is set upstream; ``None`` passes the client's key through.
-    Captures go in by ``intake``; ``writer`` is the task behind it."""
+    Captures go in by ``intake``; ``scrubbing`` (when on) and ``writer`` are the tasks behind it."""
 
     config: Config
     gate: Gate
@@ -33,7 +36,9 @@ class ProxyDeps:
     versions: VersionView
     flight: InFlight
     intake: Intake
+    scrubbing: ScrubbingStage | None
     writer: CaptureWriter
     metrics: ProxyMetrics
     engine_key: str | None
     background: Background
+    translated: Mapping[str, TranslatedApi] = field(default_factory=dict)

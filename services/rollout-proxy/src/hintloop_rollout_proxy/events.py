@@ -7,11 +7,13 @@ import re
 
 import structlog
 
+from hintloop_rollout_proxy.apis.translation import Translation
 from hintloop_rollout_proxy.engines.dialect import Reader
 
 #: Two line ends in a row; a line ends in CR LF, LF or CR, and a CR LF is never taken for two.
 BORDER = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 LINE_END = re.compile(rb"\r\n|\n|\r")
+DATA = b"data: "
 DONE = b"[DONE]"
 
 log = structlog.get_logger()
@@ -28,6 +30,18 @@ class EventRelay:
     def feed(self, block: bytes) -> bytes:
         """The events that ``block`` completed, as the client may see them."""
         data = self._rest + block if self._rest else block
+        if b"\r" in data:
+            return self._feed_any(data)
+        # The engines' own layout.
+        *events, self._rest = data.split(b"\n\n")
+        out: list[bytes] = []
+        for event in events:
+            seen = self._event(event)
+            if seen is not None:
+                out.append(self._with_border(seen, b"\n\n"))
+        return b"".join(out)
+
+    def _feed_any(self, data: bytes) -> bytes:
         out: list[bytes] = []
         start = 0
         for border in BORDER.finditer(data):
@@ -36,7 +50,7 @@ class EventRelay:
                 break
             seen = self._event(data[start : border.start()])
             if seen is not None:
-                out += (seen, border.group())
+                out.append(self._with_border(seen, border.group()))
             start = border.end()
         self._rest = data[start:]
         return b"".join(out)
@@ -50,7 +64,7 @@ class EventRelay:
         border = BORDER.search(rest)
         if border is not None:
             seen = self._event(rest[: border.start()])
-            return b"" if seen is None else seen + border.group()
+            return b"" if seen is None else self._with_border(seen, border.group())
         if not rest or not self._complete(rest):
             return b""
         return self._event(rest) or b""
@@ -66,35 +80,87 @@ class EventRelay:
         return True
 
     def _event(self, event: bytes) -> bytes | None:
+        """One event as the client sees it, without its border; ``None`` when it sees nothing."""
         payload = payload_of(event)
         if payload is None:
             return event
         if payload == DONE:
             self._reader.answer.finished = True
-            return event
+            return self._done(event)
         try:
             seen = self._reader.event(payload)
         except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
             log.warning("unreadable event in an answer", error=repr(error))
             self._reader.answer.error = f"unreadable event: {error!s:.200}"
             seen = self._reader.hide(payload)
-        if seen is None:
-            return None
+        return None if seen is None else self._write(event, payload, seen)
+
+    def _write(self, event: bytes, payload: bytes, seen: bytes) -> bytes:
         return event if seen is payload else with_payload(event, seen)
+
+    def _done(self, event: bytes) -> bytes:
+        return event
+
+    def _with_border(self, seen: bytes, border: bytes) -> bytes:
+        return seen + border
+
+
+class TranslatingRelay(EventRelay):
+    """Gives the events of a chat in another API's form."""
+
+    def __init__(self, reader: Reader, translation: Translation) -> None:
+        """Translate by ``translation`` what ``reader`` lets through."""
+        super().__init__(reader)
+        self._translation = translation
+        self._over = False
+
+    def begin(self) -> bytes:
+        """What is due before the first chunk."""
+        return self._translation.begin()
+
+    def rest(self) -> bytes:
+        """The end of the answer, or that it broke off."""
+        rest = super().rest()
+        if self._over:
+            return rest
+        return rest + self.broken("the engine ended the stream before it was whole")
+
+    def broken(self, detail: str) -> bytes:
+        """That the answer broke off, once."""
+        if self._over:
+            return b""
+        self._over = True
+        return self._translation.broken(detail)
+
+    def _write(self, event: bytes, payload: bytes, seen: bytes) -> bytes:
+        if self._over:
+            return b""
+        error = self._reader.answer.error
+        return self._translation.event(seen) if error is None else self.broken(error)
+
+    def _done(self, event: bytes) -> bytes:
+        if self._over:
+            return b""
+        self._over = True
+        return self._translation.end()
+
+    def _with_border(self, seen: bytes, border: bytes) -> bytes:
+        """Translated events carry their own borders; comments keep the engine's."""
+        return seen + border if seen.startswith(b":") else seen
 
 
 def payload_of(event: bytes) -> bytes | None:
     """The joined ``data`` lines of an event, or ``None`` when it has none."""
-    if event.startswith(b"data:") and not LINE_END.search(event):
-        return event[5:].strip()
+    if event.startswith(DATA) and b"\n" not in event and b"\r" not in event:
+        return event[len(DATA) :]
     lines = [line[5:].strip() for line in LINE_END.split(event) if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 
 
 def with_payload(event: bytes, payload: bytes) -> bytes:
     """``event`` with one ``data`` line instead of its own; its other lines stay."""
-    if event.startswith(b"data:") and not LINE_END.search(event):
-        return b"data: " + payload
     end = LINE_END.search(event)
+    if event.startswith(b"data:") and end is None:
+        return DATA + payload
     others = [line for line in LINE_END.split(event) if line and not line.startswith(b"data:")]
-    return (end.group() if end else b"\n").join([*others, b"data: " + payload])
+    return (end.group() if end else b"\n").join([*others, DATA + payload])

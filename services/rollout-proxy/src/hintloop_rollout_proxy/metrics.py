@@ -29,6 +29,13 @@ class ProxyMetrics:
         self.uncaptured = Counter(
             "hintloop_proxy_uncaptured", "Generating requests served without capture.", ["path"], registry=registry
         )
+        self.scrubbed = Counter("hintloop_proxy_scrubbed", "Captures with something masked.", registry=registry)
+        self.untranslated = Counter(
+            "hintloop_proxy_untranslated",
+            "Requests that only the engine's own endpoint can serve: answered, not trained.",
+            ["path"],
+            registry=registry,
+        )
         self.lost = Counter("hintloop_proxy_lost", "Captures lost, by cause.", ["cause"], registry=registry)
         self.spooled = Counter("hintloop_proxy_spooled", "Captures written to the disk spool.", registry=registry)
         self.spool_bytes = Gauge("hintloop_proxy_spool_bytes", "Bytes in the disk spool.", registry=registry)

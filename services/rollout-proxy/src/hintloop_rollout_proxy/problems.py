@@ -6,67 +6,86 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 from hintloop_contract.messages import DropReason
 
-from hintloop_rollout_proxy.engines.dialect import Answer
+from hintloop_rollout_proxy.engines.answer import Answer, Choice
 
 #: vLLM's chat API writes this where a log-probability is missing or minus infinity.
 PLACEHOLDER = -9999.0
 MAX_TOKEN_ID = 2**31 - 1
+#: What of an assistant message says something.
+SAYING = ("content", "tool_calls", "reasoning_content", "reasoning", "refusal")
 
 Problem = tuple[DropReason, str]
 
+_message_decoder = msgspec.json.Decoder()
 
-def find_problem(answer: Answer) -> Problem | None:
-    """The first reason why a complete answer cannot be trained, or ``None``."""
-    if answer.fault is not None:
-        return DropReason(answer.fault[0]), answer.fault[1]
-    if answer.prompt_ids is None or answer.response_ids is None:
+
+def find_problem(answer: Answer, choice: Choice) -> Problem | None:
+    """The first reason why one choice of a complete answer cannot be trained, or ``None``."""
+    fault = choice.fault or answer.prompt_fault
+    if fault is not None:
+        return DropReason(fault[0]), fault[1]
+    if answer.prompt_ids is None or choice.response_ids is None:
         missing = "prompt" if answer.prompt_ids is None else "response"
         return DropReason.IDS_MISSING, f"the engine gave no {missing} token ids"
-    odd = check_ids(answer.prompt_ids) or check_ids(answer.response_ids)
+    odd = check_ids(answer.prompt_ids) or check_ids(choice.response_ids)
     if odd is not None:
         return odd
-    num_ids = len(answer.response_ids)
-    if not num_ids or not _says_something(answer):
+    num_ids = len(choice.response_ids)
+    if not num_ids or not _says_something(choice):
         return DropReason.EMPTY, f"{num_ids} tokens without text or tool call"
-    if answer.logprobs is None:
+    if choice.logprobs is None:
         return DropReason.LOGPROB_MISSING, "the engine gave no log-probabilities"
-    num_logprobs, usage = len(answer.logprobs), answer.usage_completion_tokens
+    num_logprobs, usage = len(choice.logprobs), usage_of(answer, choice)
     if not num_ids == num_logprobs == usage:
         return (
             DropReason.COUNT_MISMATCH,
             f"{num_ids} ids, {num_logprobs} log-probabilities, usage.completion_tokens {usage}",
         )
-    return check_logprobs(answer.logprobs)
+    return check_logprobs(choice.logprobs)
+
+
+def usage_of(answer: Answer, choice: Choice) -> int | None:
+    """Tokens of a choice by the engine's count. Where it counts all choices together: the choice's share when the
+    whole agrees, else the whole, which then agrees with none."""
+    if choice.num_tokens is not None:
+        return choice.num_tokens
+    total = answer.usage_completion_tokens
+    if len(answer.choices) <= 1 or total is None:
+        return total
+    counts = [len(one.response_ids or ()) for one in answer.choices.values()]
+    return len(choice.response_ids or ()) if sum(counts) == total else total
 
 
 def check_ids(ids: Sequence[int]) -> Problem | None:
     """A token id is a non-negative int32."""
-    for position, token in enumerate(ids):
-        if not 0 <= token <= MAX_TOKEN_ID:
-            return DropReason.IDS_MISSING, f"token id {token} at token {position} is no non-negative 32-bit integer"
-    return None
+    if not ids or (min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):
+        return None
+    position, token = next((at, token) for at, token in enumerate(ids) if not 0 <= token <= MAX_TOKEN_ID)
+    return DropReason.IDS_MISSING, f"token id {token} at token {position} is no non-negative 32-bit integer"
 
 
 def check_logprobs(logprobs: Sequence[float | None]) -> Problem | None:
     """A log-probability is missing when null, NaN, infinite, positive or the engine's placeholder."""
+    # None becomes NaN, and NaN compares as false.
+    logprobs_T = np.array(logprobs, dtype=np.float64)
+    if bool(np.all((logprobs_T <= 0.0) & (logprobs_T > -math.inf) & (logprobs_T != PLACEHOLDER))):
+        return None
     for position, value in enumerate(logprobs):
         if value is None or not math.isfinite(value) or value > 0.0 or value == PLACEHOLDER:
             return DropReason.LOGPROB_MISSING, f"log-probability {value} at token {position}"
-    return None
+    raise AssertionError("a log-probability is missing, and none is")
 
 
-def _says_something(answer: Answer) -> bool:
-    if answer.message_json is not None:
-        return message_says_something(answer.message_json)
-    message = answer.message
-    return any(message.get(key) for key in ("content", "tool_calls", "reasoning_content", "reasoning", "refusal"))
+def _says_something(choice: Choice) -> bool:
+    if choice.message_json is not None:
+        return message_says_something(choice.message_json)
+    return any(choice.message.get(key) for key in SAYING)
 
 
 def message_says_something(message_json: bytes) -> bool:
     """Whether an assistant message has text, a tool call or reasoning."""
-    message = msgspec.json.decode(message_json)
-    if not isinstance(message, dict):
-        return False
-    return any(message.get(key) for key in ("content", "tool_calls", "reasoning_content", "reasoning", "refusal"))
+    message = _message_decoder.decode(message_json)
+    return isinstance(message, dict) and any(message.get(key) for key in SAYING)

@@ -5,7 +5,9 @@ Owns the interface. Translations are pure: no network, no clock; what they remem
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,6 +20,8 @@ class Translation(Protocol):
 
     fields: Fields
     """The chat completion to ask in its place, ``stream`` included."""
+    response_id: str
+    """The id of the answer that the agent sees."""
 
     def body(self, chat: bytes) -> bytes:
         """A whole chat completion (JSON, as an unmodified client would have seen it) as this API's body."""
@@ -46,3 +50,13 @@ class Translation(Protocol):
 
 class UntranslatableError(ValueError):
     """The request cannot be translated faithfully: it goes to the engine's own endpoint, served and not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranslatedApi:
+    """One translated API: ``translate(fields, tenant)`` raises ``UntranslatableError`` or one of the proxy's own
+    refusals; ``finish(translation, tenant)`` is called when a whole answer was given."""
+
+    name: str
+    translate: Callable[[Fields, str], Awaitable[Translation]]
+    finish: Callable[[Any, str], Awaitable[None]] | None = None

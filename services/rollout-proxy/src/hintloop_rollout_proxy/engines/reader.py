@@ -1,19 +1,52 @@
-"""Reads OpenAI-shaped chat answers of either engine; a dialect says where its engine puts token ids.
+"""Reads OpenAI-shaped answers of either engine, chats and completions, whole or streamed.
 
-Owns decoding, assembling the assistant message and hiding; judges nothing (`problems` does).
+Owns decoding and collecting; hiding is `hiding`, judging is `problems`. Ids are taken from wherever an engine puts
+them: beside the choices, inside one, or in the late ``sglext`` chunk.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from hintloop_contract.messages import DropReason
+from hintloop_contract.messages import DropReason, VersionSpan
 
-from hintloop_rollout_proxy.engines.dialect import ABSENT, NULL, Answer, Wishes
-from hintloop_rollout_proxy.engines.splice import remove_member, replace_member, reserialise
+from hintloop_rollout_proxy.engines.answer import Answer, Choice
+from hintloop_rollout_proxy.engines.dialect import ABSENT, RAW_NULL, Hidden
+from hintloop_rollout_proxy.engines.hiding import (
+    UNREADABLE,
+    hide_members,
+    hide_one,
+    hide_slowly,
+    hide_unread,
+    rename_model,
+)
+from hintloop_rollout_proxy.engines.splice import remove_member
+
+#: No answer has more tokens; what is above is no count.
+MAX_COUNT = 2**31
+
+
+class WeightSpan(msgspec.Struct):
+    """Tokens ``[start, end)`` made by ``version``, as SGLang writes it."""
+
+    version: str | int
+    start: int
+    end: int
+
+
+class Metadata(msgspec.Struct):
+    """``metadata`` or ``meta_info``, which SGLang gives unasked."""
+
+    weight_versions: list[WeightSpan] | None = None
+
+
+class Sglext(msgspec.Struct):
+    """The late chunk of a stream: prompt ids, and ids per choice."""
+
+    input_ids: list[int | list[int]] | None = None
+    output_ids: list[list[int]] | None = None
 
 
 class TokenLogprob(msgspec.Struct):
@@ -22,10 +55,16 @@ class TokenLogprob(msgspec.Struct):
     logprob: float | None = None
 
 
-class ChoiceLogprobs(msgspec.Struct):
-    """``choices[].logprobs`` of the chat API."""
+class ChatLogprobs(msgspec.Struct):
+    """``choices[].logprobs`` of a chat."""
 
     content: list[TokenLogprob] | None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """``choices[].logprobs`` of a completion."""
+
+    token_logprobs: list[float | None] | None = None
 
 
 class Usage(msgspec.Struct):
@@ -34,94 +73,13 @@ class Usage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
-_logprobs_decoder = msgspec.json.Decoder(ChoiceLogprobs | None)
-_ids_decoder = msgspec.json.Decoder(list[int] | None)
-#: No answer has more tokens; what is above is no count.
-MAX_COUNT = 2**31
-#: What reading JSON of an unexpected shape may raise.
-UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
-
-_usage_decoder = msgspec.json.Decoder(Usage | None)
-
-
-def read_logprobs(raw: msgspec.Raw) -> list[float | None] | None:
-    """The numbers of a ``logprobs`` member; ``None`` when there are none."""
-    text = bytes(raw)
-    if not text or text == NULL:
-        return None
-    decoded = _logprobs_decoder.decode(text)
-    content = None if decoded is None else decoded.content
-    return None if content is None else [entry.logprob for entry in content]
-
-
-def read_ids(raw: msgspec.Raw) -> list[int] | None:
-    """A list of token ids, or ``None``."""
-    text = bytes(raw)
-    return _ids_decoder.decode(text) if text else None
-
-
-def read_usage(raw: msgspec.Raw) -> int | None:
-    """``completion_tokens`` of a ``usage`` member, or ``None``."""
-    text = bytes(raw)
-    try:
-        usage = _usage_decoder.decode(text) if text else None
-    except msgspec.DecodeError:
-        # An unknown number of tokens is a mismatch, which is what the capture will say.
-        return None
-    number = None if usage is None else usage.completion_tokens
-    return number if number is not None and 0 <= number <= MAX_COUNT else None
-
-
-def merge_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add a streamed delta to the message: texts grow, tool calls grow by their index."""
-    for key, value in delta.items():
-        if value is None:
-            continue
-        if key == "tool_calls":
-            calls = message.setdefault("tool_calls", {})
-            for part in value:
-                _merge_call(calls, part)
-        elif key == "role":
-            message["role"] = value
-        elif isinstance(value, str) and isinstance(message.get(key), str):
-            message[key] += value
-        else:
-            message[key] = value
-
-
-def _merge_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
-    call = calls.setdefault(part.get("index", 0), {"id": None, "type": "function", "function": {}})
-    for key in ("id", "type"):
-        if part.get(key) is not None:
-            call[key] = part[key]
-    function = part.get("function") or {}
-    if function.get("name") is not None:
-        call["function"]["name"] = function["name"]
-    if function.get("arguments") is not None:
-        call["function"]["arguments"] = call["function"].get("arguments", "") + function["arguments"]
-
-
-def rename_model(data: bytes, model: str | None, public_model: str) -> bytes:
-    """Let the answer say the configured model name."""
-    if model is None or model == public_model:
-        return data
-    new = msgspec.json.encode(public_model)
-    changed = replace_member(data, b"model", msgspec.json.encode(model), new)
-    if changed is not None:
-        return changed
-
-    def edit(document: dict[str, Any]) -> None:
-        document["model"] = public_model
-
-    return reserialise(data, edit)
-
-
-class Choice(msgspec.Struct):
-    """A choice of a chunk (``delta``) or of a whole answer (``message``); raw members are present or empty."""
+class ReplyChoice(msgspec.Struct):
+    """A choice of a chunk (``delta``) or of a whole answer (``message``), or of a completion (``text``)."""
 
     index: int = 0
     delta: msgspec.Raw = ABSENT
     message: msgspec.Raw = ABSENT
+    text: msgspec.Raw = ABSENT
     logprobs: msgspec.Raw = ABSENT
     finish_reason: str | None = None
     token_ids: msgspec.Raw = ABSENT
@@ -131,11 +89,11 @@ class Choice(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """A chunk or a whole answer."""
+    """A chunk or a whole answer; raw members are present or empty."""
 
     id: str | None = None
     model: str | None = None
-    choices: list[Choice] = []
+    choices: list[ReplyChoice] = []
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
     prompt_token_ids: msgspec.Raw = ABSENT
@@ -143,7 +101,16 @@ class Reply(msgspec.Struct):
     sglext: msgspec.Raw = ABSENT
 
 
+_NOTHING = (ABSENT, RAW_NULL)
 _reply_decoder = msgspec.json.Decoder(Reply)
+_delta_decoder = msgspec.json.Decoder(dict[str, Any])
+_text_decoder = msgspec.json.Decoder(str)
+_chat_logprobs_decoder = msgspec.json.Decoder(ChatLogprobs | None)
+_text_logprobs_decoder = msgspec.json.Decoder(TextLogprobs | None)
+_ids_decoder = msgspec.json.Decoder(list[int] | None)
+_usage_decoder = msgspec.json.Decoder(Usage | None)
+_metadata_decoder = msgspec.json.Decoder(Metadata | None)
+_sglext_decoder = msgspec.json.Decoder(Sglext | None)
 
 
 def decode_reply(data: bytes) -> tuple[bytes, Reply]:
@@ -159,39 +126,69 @@ def decode_reply(data: bytes) -> tuple[bytes, Reply]:
         return sane, _reply_decoder.decode(sane)
 
 
-class ChatReader:
-    """Reads one chat answer. A dialect overrides :meth:`take_ids` and names the members to hide."""
+def read_usage(raw: msgspec.Raw) -> int | None:
+    """``completion_tokens`` of a ``usage`` member, or ``None``."""
+    try:
+        usage = _usage_decoder.decode(raw)
+    except msgspec.DecodeError:
+        # An unknown number of tokens is a mismatch, which is what the capture will say.
+        return None
+    number = None if usage is None else usage.completion_tokens
+    return number if number is not None and 0 <= number <= MAX_COUNT else None
 
-    def __init__(
-        self, wishes: Wishes, public_model: str, hidden_choice: tuple[str, ...], hidden: tuple[str, ...]
-    ) -> None:
-        """Hide the members ``hidden_choice`` of every choice and ``hidden`` of the answer."""
+
+def spans_of(raw: msgspec.Raw) -> tuple[VersionSpan, ...]:
+    """Version spans of ``metadata`` or ``meta_info``; none when a version is not one of ours (an integer)."""
+    metadata = _metadata_decoder.decode(raw)
+    if metadata is None or not metadata.weight_versions:
+        return ()
+    spans = []
+    for span in metadata.weight_versions:
+        try:
+            spans.append(VersionSpan(version=int(span.version), start=span.start, end=span.end))
+        except ValueError:
+            return ()
+    return tuple(spans)
+
+
+def prompt_ids_of(input_ids: list[int | list[int]]) -> list[int]:
+    """The prompt's ids: the list itself, or the first of the lists in it. Raises ``ValueError`` when it is mixed."""
+    lists = [entry for entry in input_ids if isinstance(entry, list)]
+    if len(lists) == len(input_ids):
+        return lists[0]
+    if lists:
+        raise ValueError(f"sglext.input_ids mixes {len(lists)} lists among {len(input_ids)} entries")
+    return [entry for entry in input_ids if isinstance(entry, int)]
+
+
+class ReplyReader:
+    """Reads one answer of a chat; :class:`TextReader` is its like for completions."""
+
+    def __init__(self, hidden: Hidden, public_model: str) -> None:
+        """Hide what ``hidden`` says."""
         self.answer = Answer()
-        self.wishes = wishes
-        self._public_model = public_model
-        self._hidden_choice = hidden_choice
         self._hidden = hidden
-
-    def take_ids(self, reply: Reply, choice: Choice | None) -> None:
-        """Take ids, prompt ids and spans from where the engine puts them; ``choice`` is choice 0, if present."""
-        raise NotImplementedError
+        self._public_model = public_model
 
     def event(self, data: bytes) -> bytes | None:
         """Read one chunk; see ``Reader.event``."""
         data, reply = decode_reply(data)
         answer = self.answer
-        if bytes(reply.error) not in (b"", NULL):
+        if reply.error not in _NOTHING:
             answer.error = bytes(reply.error).decode(errors="replace")
             return data
-        answer.response_id = answer.response_id or reply.id
-        usage = read_usage(reply.usage)
+        if answer.response_id is None:
+            answer.response_id = reply.id
+        usage = None if reply.usage in _NOTHING else read_usage(reply.usage)
         if usage is not None:
             answer.usage_completion_tokens = usage
-        choice = next((choice for choice in reply.choices if choice.index == 0), None)
-        if choice is not None:
-            self._grow(choice)
-        self._take_ids(reply, choice)
-        if not reply.choices and self._is_ours(reply, usage):
+        bare = bool(reply.choices) and self._hidden.bare_deltas and usage is None
+        for seen in reply.choices:
+            choice = answer.choice(seen.index)
+            bare = self._grow(choice, seen) and bare
+            self._take_ids(choice, seen)
+        self._take_reply_ids(reply)
+        if bare or (not reply.choices and self._is_ours(reply, usage)):
             return None
         return self._strip(data, reply)
 
@@ -200,101 +197,173 @@ class ChatReader:
         data, reply = decode_reply(data)
         answer = self.answer
         answer.response_id = reply.id
-        answer.usage_completion_tokens = read_usage(reply.usage)
-        choice = next((choice for choice in reply.choices if choice.index == 0), None)
-        if choice is not None:
-            self._take_message(choice)
-            answer.logprobs = self._logprobs(choice)
-            answer.finish_reason = choice.finish_reason
-        self._take_ids(reply, choice)
+        answer.usage_completion_tokens = None if reply.usage is ABSENT else read_usage(reply.usage)
+        for seen in reply.choices:
+            choice = answer.choice(seen.index)
+            self._take_message(choice, seen)
+            self._take_logprobs(choice, seen)
+            choice.finish_reason = seen.finish_reason
+            self._take_ids(choice, seen)
+        self._take_reply_ids(reply)
         answer.finished = True
         return self._strip(data, reply)
 
     def hide(self, data: bytes) -> bytes | None:
         """Hide without reading; see ``Reader.hide``."""
-        try:
-            return reserialise(data, self._hide_all)
-        except UNREADABLE:
-            names = (*self._hidden_choice, *self._hidden)
-            return None if any(f'"{name}"'.encode() in data for name in names) else data
+        return hide_unread(data, self._hidden, self._public_model)
 
-    def _hide_all(self, document: dict[str, Any]) -> None:
-        self._hide(document)
-        for name in self._hidden_choice:
-            document.pop(name, None)
-        if isinstance(document.get("model"), str):
-            document["model"] = self._public_model
+    def ended(self) -> None:
+        """A stream without ``[DONE]`` was cut."""
 
-    def _take_ids(self, reply: Reply, choice: Choice | None) -> None:
-        try:
-            self.take_ids(reply, choice)
-        except UNREADABLE as error:
-            self.answer.note_fault(DropReason.IDS_MISSING, f"unreadable token ids: {error!s:.200}")
+    def _grow(self, choice: Choice, seen: ReplyChoice) -> bool:
+        """Add a chunk to its choice; whether it says nothing besides what only we asked for."""
+        bare = seen.finish_reason is None
+        if not bare:
+            choice.finish_reason = seen.finish_reason
+        if seen.delta not in _NOTHING:
+            try:
+                delta = _delta_decoder.decode(seen.delta)
+                choice.merge(delta)
+                bare = bare and not any(value is not None for value in delta.values())
+            except UNREADABLE as error:
+                bare = False
+                choice.note_fault(DropReason.NOT_TRAINABLE, f"unreadable delta: {error!r:.200}")
+        self._take_logprobs(choice, seen)
+        return bare
 
-    def _logprobs(self, choice: Choice) -> list[float | None] | None:
-        try:
-            return read_logprobs(choice.logprobs)
-        except UNREADABLE as error:
-            self.answer.note_fault(DropReason.LOGPROB_MISSING, f"unreadable log-probabilities: {error!s:.200}")
-            return None
-
-    def _take_message(self, choice: Choice) -> None:
-        message = bytes(choice.message)
+    def _take_message(self, choice: Choice, seen: ReplyChoice) -> None:
+        message = bytes(seen.message)
         if message.startswith(b"{"):
-            self.answer.message_json = message
+            choice.message_json = message
         else:
-            self.answer.note_fault(DropReason.NOT_TRAINABLE, f"the answer's message is {message[:40]!r}, no object")
+            choice.note_fault(DropReason.NOT_TRAINABLE, f"the answer's message is {message[:40]!r}, no object")
+
+    def _take_logprobs(self, choice: Choice, seen: ReplyChoice) -> None:
+        if seen.logprobs in _NOTHING:
+            return
+        try:
+            logprobs = self._read_logprobs(seen.logprobs)
+        except UNREADABLE as error:
+            choice.note_fault(DropReason.LOGPROB_MISSING, f"unreadable log-probabilities: {error!s:.200}")
+            return
+        if logprobs is not None:
+            choice.add_logprobs(logprobs)
+
+    def _read_logprobs(self, raw: msgspec.Raw) -> list[float | None] | None:
+        decoded = _chat_logprobs_decoder.decode(raw)
+        content = None if decoded is None else decoded.content
+        return None if content is None else [entry.logprob for entry in content]
+
+    def _take_ids(self, choice: Choice, seen: ReplyChoice) -> None:
+        try:
+            if seen.token_ids not in _NOTHING:
+                choice.add_ids(_ids_decoder.decode(seen.token_ids) or [])
+            elif seen.response_token_ids not in _NOTHING:
+                choice.add_ids(_ids_decoder.decode(seen.response_token_ids) or [])
+            if seen.meta_info not in _NOTHING:
+                choice.spans = spans_of(seen.meta_info) or choice.spans
+        except UNREADABLE as error:
+            choice.note_fault(DropReason.IDS_MISSING, f"unreadable token ids: {error!s:.200}")
+        if seen.prompt_token_ids not in _NOTHING:
+            self._take_prompt_ids(seen.prompt_token_ids)
+
+    def _take_prompt_ids(self, raw: msgspec.Raw) -> None:
+        answer = self.answer
+        if answer.prompt_ids is not None:
+            return
+        try:
+            answer.prompt_ids = _ids_decoder.decode(raw)
+        except UNREADABLE as error:
+            answer.prompt_fault = (DropReason.IDS_MISSING, f"unreadable prompt token ids: {error!s:.200}")
+
+    def _take_reply_ids(self, reply: Reply) -> None:
+        """What stands beside the choices: prompt ids, the spans of choice 0, and the late chunk of a stream."""
+        answer = self.answer
+        if reply.prompt_token_ids not in _NOTHING:
+            self._take_prompt_ids(reply.prompt_token_ids)
+        try:
+            if reply.metadata not in _NOTHING and 0 in answer.choices and not answer.choices[0].spans:
+                answer.choices[0].spans = spans_of(reply.metadata)
+            if reply.sglext not in _NOTHING:
+                self._take_sglext(_sglext_decoder.decode(reply.sglext))
+        except UNREADABLE as error:
+            answer.prompt_fault = (DropReason.IDS_MISSING, f"unreadable token ids: {error!s:.200}")
+
+    def _take_sglext(self, sglext: Sglext | None) -> None:
+        if sglext is None:
+            return
+        for index, ids in enumerate(sglext.output_ids or ()):
+            self.answer.choice(index).response_ids = ids
+        if sglext.input_ids:
+            self.answer.prompt_ids = prompt_ids_of(sglext.input_ids)
 
     def _is_ours(self, reply: Reply, usage: int | None) -> bool:
         """Whether a chunk without choices holds nothing but what we asked for."""
-        wanted_usage = usage is not None and self.wishes.usage
-        ours = usage is not None or any(bytes(getattr(reply, name)) not in (b"", NULL) for name in self._hidden)
-        return ours and not wanted_usage
-
-    def _grow(self, choice: Choice) -> None:
-        answer = self.answer
-        delta = bytes(choice.delta)
-        if delta not in (b"", NULL):
-            try:
-                merge_delta(answer.message, msgspec.json.decode(delta, type=dict[str, Any]))
-            except UNREADABLE as error:
-                answer.note_fault(DropReason.NOT_TRAINABLE, f"unreadable delta: {error!r:.200}")
-        logprobs = self._logprobs(choice)
-        if logprobs is not None:
-            if answer.logprobs is None:
-                answer.logprobs = logprobs
-            else:
-                answer.logprobs.extend(logprobs)
-        if choice.finish_reason is not None:
-            answer.finish_reason = choice.finish_reason
+        if usage is not None and not self._hidden.usage:
+            return False
+        return usage is not None or any(getattr(reply, name) not in _NOTHING for name in self._hidden.reply)
 
     def _strip(self, data: bytes, reply: Reply) -> bytes:
-        out: bytes | None = data
-        for choice in reply.choices:
-            if out is not None and not self.wishes.logprobs and bytes(choice.logprobs) not in (b"", NULL):
-                out = replace_member(out, b"logprobs", bytes(choice.logprobs), NULL)
-            out = self._remove(out, choice, self._hidden_choice)
-        out = self._remove(out, reply, self._hidden)
+        hidden, choices = self._hidden, reply.choices
+        if len(choices) == 1:
+            out = self._strip_single(data, choices[0])
+        else:
+            out = hide_members(data, self._unasked(choices, ("logprobs",) if hidden.logprobs else ()), True)
+            if out is not None:
+                out = hide_members(out, self._unasked(choices, hidden.choice), hidden.nulled)
+        for name in hidden.reply:
+            value = getattr(reply, name)
+            if out is not None and value is not ABSENT:
+                out = hide_one(out, name, value, hidden.nulled)
         if out is None:
-            out = reserialise(data, self._hide)
-        return rename_model(out, reply.model, self._public_model)
+            out = hide_slowly(data, hidden)
+        if hidden.sglext and not hidden.reply and reply.sglext not in _NOTHING:
+            out = _trim_sglext(out, reply.sglext, hidden.sglext)
+        return out if reply.model == self._public_model else rename_model(out, reply.model, self._public_model)
 
-    @staticmethod
-    def _remove(out: bytes | None, holder: Choice | Reply, names: tuple[str, ...]) -> bytes | None:
-        for name in names:
-            value = bytes(getattr(holder, name))
-            if out is not None and value:
-                out = remove_member(out, name.encode(), value)
+    def _strip_single(self, data: bytes, choice: ReplyChoice) -> bytes | None:
+        hidden = self._hidden
+        out: bytes | None = data
+        if hidden.logprobs and choice.logprobs is not ABSENT:
+            out = hide_one(data, "logprobs", choice.logprobs, True)
+        for name in hidden.choice:
+            value = getattr(choice, name)
+            if out is not None and value is not ABSENT:
+                out = hide_one(out, name, value, hidden.nulled)
         return out
 
-    def _hide(self, document: dict[str, Any]) -> None:
-        choices = document.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict):
-                continue
-            if not self.wishes.logprobs and "logprobs" in choice:
-                choice["logprobs"] = None
-            for name in self._hidden_choice:
-                choice.pop(name, None)
-        for name in self._hidden:
-            document.pop(name, None)
+    @staticmethod
+    def _unasked(choices: list[ReplyChoice], names: tuple[str, ...]) -> list[tuple[str, msgspec.Raw]]:
+        members = [(name, getattr(choice, name)) for choice in choices for name in names]
+        return [(name, value) for name, value in members if value is not ABSENT]
+
+
+class TextReader(ReplyReader):
+    """Reads one answer of a completion; its text stands as an assistant message's content."""
+
+    def _grow(self, choice: Choice, seen: ReplyChoice) -> bool:
+        if seen.finish_reason is not None:
+            choice.finish_reason = seen.finish_reason
+        self._take_message(choice, seen)
+        self._take_logprobs(choice, seen)
+        return False
+
+    def _take_message(self, choice: Choice, seen: ReplyChoice) -> None:
+        if seen.text in _NOTHING:
+            return
+        try:
+            choice.message["content"] = (choice.message["content"] or "") + _text_decoder.decode(seen.text)
+        except UNREADABLE as error:
+            choice.note_fault(DropReason.NOT_TRAINABLE, f"unreadable text: {error!r:.200}")
+
+    def _read_logprobs(self, raw: msgspec.Raw) -> list[float | None] | None:
+        decoded = _text_logprobs_decoder.decode(raw)
+        return None if decoded is None else decoded.token_logprobs
+
+
+def _trim_sglext(data: bytes, sglext: msgspec.Raw, unwanted: tuple[str, ...]) -> bytes:
+    members = msgspec.json.decode(sglext, type=dict[str, msgspec.Raw])
+    for name in unwanted:
+        if name in members:
+            data = remove_member(data, name.encode(), bytes(members[name])) or data
+    return data

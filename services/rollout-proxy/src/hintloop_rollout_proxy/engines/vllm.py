@@ -1,20 +1,25 @@
-"""vLLM's dialect: ``return_token_ids`` on both kinds of answer, ids beside each choice, prompt ids beside them."""
+"""vLLM's dialect: ``return_token_ids`` on both kinds of answer, ids beside each choice, prompt ids beside them.
+
+A client that asks for no ids gets their members as null, and in a stream no chunk that would say nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import msgspec
 
 from hintloop_rollout_proxy.engines.dialect import (
-    ABSENT,
-    NULL,
+    CHAT,
+    COMPLETIONS,
     TRUE,
+    Extension,
     Fields,
-    Wishes,
+    Headers,
+    Hidden,
     ask_for_usage,
-    stream_options,
+    given,
     truthy,
+    wants_usage,
 )
-from hintloop_rollout_proxy.engines.reader import ChatReader, Choice, Reply, read_ids
 
 
 class VllmDialect:
@@ -23,49 +28,30 @@ class VllmDialect:
     name = "vllm"
     tempered_space = "processed"
 
-    def wishes(self, fields: Fields, headers: Mapping[bytes, bytes]) -> Wishes:
-        """What the client asked for itself."""
-        ids = truthy(fields, "return_token_ids")
-        return Wishes(
-            stream=truthy(fields, "stream"),
-            logprobs=truthy(fields, "logprobs"),
-            token_ids=ids,
-            prompt_token_ids=ids,
-            usage=truthy(stream_options(fields), "include_usage"),
-        )
-
-    def rewrite(self, fields: Fields, wishes: Wishes) -> dict[str, str]:
+    def extend(self, api: str, fields: Fields, headers: Headers) -> Extension | None:
         """Ask for token ids, log-probabilities and, in a stream, usage."""
+        if api not in (CHAT, COMPLETIONS):
+            return None
+        chat, ids = api == CHAT, truthy(fields, "return_token_ids")
+        logprobs = truthy(fields, "logprobs") if chat else given(fields, "logprobs")
+        usage = wants_usage(fields)
         fields["return_token_ids"] = TRUE
-        fields["logprobs"] = TRUE
-        # An explicit null would switch the log-probabilities off again.
-        if bytes(fields.get("top_logprobs", ABSENT)).strip() == NULL:
-            del fields["top_logprobs"]
-        if wishes.stream:
+        if chat:
+            fields["logprobs"] = TRUE
+            # An explicit null would switch the log-probabilities off again.
+            if "top_logprobs" in fields and not given(fields, "top_logprobs"):
+                del fields["top_logprobs"]
+        elif not logprobs:
+            fields["logprobs"] = msgspec.Raw(b"0")
+        if truthy(fields, "stream"):
             ask_for_usage(fields)
-        return {}
-
-    def reader(self, wishes: Wishes, public_model: str) -> ChatReader:
-        """A reader for one answer."""
-        return VllmReader(
-            wishes,
-            public_model,
-            hidden_choice=() if wishes.token_ids else ("token_ids",),
-            hidden=() if wishes.prompt_token_ids else ("prompt_token_ids",),
+        beside, inside = (("prompt_token_ids",), ("token_ids",)) if chat else ((), ("token_ids", "prompt_token_ids"))
+        hidden = Hidden(
+            logprobs=not logprobs,
+            nulled=True,
+            choice=() if ids else inside,
+            reply=() if ids else beside,
+            usage=not usage,
+            bare_deltas=not logprobs and not ids,
         )
-
-
-class VllmReader(ChatReader):
-    """Reads one answer of vLLM."""
-
-    def take_ids(self, reply: Reply, choice: Choice | None) -> None:
-        """Ids stand on every chunk that carries tokens, prompt ids on the first; no spans are reported on chat."""
-        answer = self.answer
-        if answer.prompt_ids is None:
-            answer.prompt_ids = read_ids(reply.prompt_token_ids)
-        ids = None if choice is None else read_ids(choice.token_ids)
-        if ids is not None:
-            if answer.response_ids is None:
-                answer.response_ids = ids
-            else:
-                answer.response_ids.extend(ids)
+        return Extension(hidden)

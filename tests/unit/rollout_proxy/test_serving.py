@@ -22,9 +22,10 @@ def events_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def assert_nothing_of_ours(document: dict[str, Any]) -> None:
-    assert not [name for name in OURS if name in document]
+    """A member that is null is one that the engine writes unasked."""
+    assert not [name for name in OURS if document.get(name) is not None]
     for choice in document["choices"]:
-        assert not [name for name in OURS if name in choice]
+        assert not [name for name in OURS if choice.get(name) is not None]
         assert choice.get("logprobs") is None
     assert document["model"] == "policy"
 
@@ -88,8 +89,6 @@ async def test_chunks_keep_every_other_byte(kind: str, fake_engine: Any, proxy: 
     async with proxy() as running:
         _, data = await running.ask(QUESTION | {"stream": True, "stream_options": {"include_usage": True}})
     expected = wire(kind, "chat_stream_plain")["body"].replace('"model":"smollm2"', '"model":"policy"')
-    for member in (',"token_ids":null', ',"prompt_token_ids":null'):
-        expected = expected.replace(member, "")
     assert data.decode() == expected
 
 
@@ -258,7 +257,8 @@ async def test_stream_that_the_engine_cuts(fake_engine: Any, proxy: Any, wire: A
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"n": 2}, "n = 2"),
+        ({"n": 0}, "n = 0"),
+        ({"n": "2"}, 'n = "2"'),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
     ],
 )

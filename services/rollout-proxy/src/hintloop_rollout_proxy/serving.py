@@ -1,0 +1,333 @@
+"""Serves one generating request: read, ask for more, forward, relay, capture. Owns the order of these steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+import structlog
+from hintloop_contract.ids import new_id
+from hintloop_contract.messages import Capture
+
+from hintloop_rollout_proxy.apis.translation import TranslatedApi, Translation, UntranslatableError
+from hintloop_rollout_proxy.asgi import (
+    DisconnectWatch,
+    RawHeaders,
+    Receive,
+    Scope,
+    Send,
+    send_body,
+    send_refusal,
+    send_start,
+    send_whole,
+)
+from hintloop_rollout_proxy.asking import REJECTED, Ask, Question, ways_of
+from hintloop_rollout_proxy.capturing import Exchange, captures_of
+from hintloop_rollout_proxy.deps import ProxyDeps
+from hintloop_rollout_proxy.engines.answer import Answer
+from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields, Reader
+from hintloop_rollout_proxy.errors import EngineTimeoutError, EngineUnreachableError, RefusedError
+from hintloop_rollout_proxy.events import EventRelay, TranslatingRelay
+from hintloop_rollout_proxy.gate import Client
+from hintloop_rollout_proxy.parcels import Parcel
+from hintloop_rollout_proxy.request import Reading, fill_defaults, read_request, session_key
+from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
+
+CHAT_PATH = "/v1/chat/completions"
+#: Engine APIs whose answers can carry exact ids.
+ENGINE_APIS = {CHAT_PATH: CHAT, "/v1/completions": COMPLETIONS, "/generate": GENERATE}
+#: APIs that are translated where `ProxyDeps.translated` has them, by the name in ``Capture.api``.
+OTHER_APIS = {"/v1/responses": "responses", "/v1/messages": "messages"}
+PATHS = frozenset((*ENGINE_APIS, *OTHER_APIS))
+#: Seconds between two tries to reach an engine.
+RETRY_S = 0.25
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Job:
+    """One request while it is served. ``path`` is asked at the engine; ``question`` says what."""
+
+    exchange: Exchange
+    public_path: str
+    path: str
+    question: Question
+    raw_headers: RawHeaders
+    send: Send
+    translation: Translation | None = None
+    started: bool = False
+    relay: EventRelay | None = None
+
+
+class Handler:
+    """Serves ``POST`` to any of ``PATHS``."""
+
+    def __init__(self, deps: ProxyDeps) -> None:
+        """Serve with ``deps``."""
+        self._deps = deps
+        self._public_model = deps.config.policy.served_model_name
+        self._limit_s = deps.config.proxy.request_timeout_s
+        self._wait_s = deps.config.proxy.engine_wait_s
+
+    async def serve(
+        self,
+        client: Client,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        fields: Fields,
+        receive: Receive,
+        send: Send,
+    ) -> int:
+        """Answer one request and capture it; the HTTP status that the client saw. Raises ``RefusedError``."""
+        deps = self._deps
+        job = await self._begin(client, scope, headers, body, fields, send)
+        exchange = job.exchange
+        deps.flight.begin(exchange.turn_id, exchange.start_ms)
+        try:
+            with DisconnectWatch(receive) as watch:
+                try:
+                    await self._within_limit(job)
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if not watch.gone or task is None:
+                        exchange.abort("the proxy shut down")
+                        raise
+                    task.uncancel()
+                    exchange.leave()
+        finally:
+            await self._capture(exchange)
+        await self._finish(job, client)
+        return exchange.http_status
+
+    async def _begin(
+        self,
+        client: Client,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        fields: Fields,
+        send: Send,
+    ) -> Job:
+        deps, path = self._deps, scope["path"]
+        start_ms = deps.clock.now_ms()
+        key = session_key(fields, headers)
+        engine_api = ENGINE_APIS.get(path)
+        translation, untrainable = None, None
+        if engine_api is None:
+            translation, untrainable = await self._translate(path, fields, client)
+        asked = fields if translation is None else translation.fields
+        api = CHAT if translation is not None else engine_api
+        reading = self._read(api, asked, untrainable)
+        turn_type = headers.get(b"x-turn-type", b"").decode("latin-1").strip().lower()
+        exchange = Exchange(
+            turn_id=new_id(),
+            request=body,
+            start_ms=start_ms,
+            version_oldest=deps.versions.oldest,
+            engine=deps.dialect.name,
+            reading=reading,
+            api=engine_api or OTHER_APIS[path],
+            chat_request=None if translation is None else msgspec.json.encode(asked),
+            tenant=client.tenant,
+            credential=client.credential,
+            opted_out=not client.train,
+            session_key=key,
+            turn_type=turn_type or None,
+            session_done=headers.get(b"x-session-done", b"").strip().lower() in (b"1", b"true"),
+            traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
+            response_id=None if translation is None else translation.response_id,
+            untrainable=reading.untrainable,
+        )
+        changed = translation is not None or deps.config.rollout.apply_sampling_defaults
+        question = Question(api, asked, headers, reading.untrainable is None, None if changed else body)
+        query = scope["query_string"].decode("latin-1")
+        target = CHAT_PATH if translation is not None else f"{path}?{query}" if query else path
+        return Job(exchange, path, target, question, scope["headers"], send, translation)
+
+    async def _translate(self, path: str, fields: Fields, client: Client) -> tuple[Translation | None, str | None]:
+        """The translation of a request, or why there is none: then the engine's own endpoint serves it."""
+        api: TranslatedApi | None = self._deps.translated.get(path)
+        try:
+            if api is None:
+                raise UntranslatableError(f"{path} is not translated")
+            return await api.translate(fields, client.tenant), None
+        except UntranslatableError as error:
+            self._deps.metrics.untranslated.labels(path).inc()
+            log.info("request not translated", path=path)
+            return None, f"not translated: {error!s:.300}"
+
+    def _read(self, api: str | None, fields: Fields, untrainable: str | None) -> Reading:
+        if api is None:
+            return Reading(sampling=read_request(CHAT, {}).sampling, leaves_sampling_out=True, untrainable=untrainable)
+        rollout = self._deps.config.rollout
+        if rollout.apply_sampling_defaults:
+            fill_defaults(api, fields, rollout.temperature, rollout.top_p, rollout.max_new_tokens)
+        return read_request(api, fields)
+
+    async def _within_limit(self, job: Job) -> None:
+        exchange = job.exchange
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._answer(job)
+        except TimeoutError:
+            exchange.abort(f"no whole answer within {self._limit_s:g} s")
+            await self._refuse(job, EngineTimeoutError(exchange.detail))
+        except EngineUnreachableError as error:
+            exchange.refuse(error.status, str(error))
+            await self._refuse(job, error)
+        except aiohttp.ClientError as error:
+            exchange.abort(f"the engine's answer broke off: {error!r}")
+            await self._refuse(job, EngineUnreachableError(exchange.detail))
+
+    async def _refuse(self, job: Job, error: RefusedError) -> None:
+        """Tell the client. Where an answer began, leaving it unfinished is what tells, unless its API has words."""
+        if not job.started:
+            self._deps.metrics.refused.labels(error.code).inc()
+            job.exchange.http_status = error.status
+            await send_refusal(job.send, error, job.public_path)
+        elif isinstance(job.relay, TranslatingRelay):
+            await send_body(job.send, job.relay.broken(job.exchange.detail))
+
+    async def _answer(self, job: Job) -> None:
+        """Try the engines in turn until one can be reached; an engine that restarts is waited for a while."""
+        deps, exchange = self._deps, job.exchange
+        give_up = time.monotonic() + self._wait_s
+        while True:
+            last: EngineUnreachableError | None = None
+            for engine in deps.pool.ordered():
+                if engine.model is None:
+                    await deps.watch.name(engine)
+                exchange.choose(engine.url, engine.behaviour_space, engine.defaults_neutral)
+                try:
+                    await self._ask(engine, job)
+                    return
+                except EngineUnreachableError as error:
+                    log.warning("engine unreachable", url=engine.url, error=str(error))
+                    last = error
+            if last is None or time.monotonic() + RETRY_S > give_up:
+                raise last or EngineUnreachableError("no policy engine is configured; set policy.engines")
+            await asyncio.sleep(RETRY_S)
+
+    async def _ask(self, engine: Engine, job: Job) -> None:
+        """Ask in one way after the other until the engine takes one; else the client gets what its own words met."""
+        deps = self._deps
+        passed = request_headers(job.raw_headers, deps.engine_key)
+        met: tuple[int, RawHeaders, bytes] | None = None
+        for ask in ways_of(job.question, deps.dialect, engine.model, self._public_model, engine.wants_mended):
+            headers = [*passed, *ask.headers] if ask.headers else passed
+            async with deps.pool.request(engine, "POST", job.path, headers, ask.body) as response:
+                if response.status not in REJECTED:
+                    self._take(job, engine, ask, response.status)
+                    await self._relay(job, response, ask.reader)
+                    return
+                data = await response.read()
+                if ask.written:
+                    met = response.status, answer_headers(response), data
+        assert met is not None
+        await self._give_error(job, *met)
+
+    def _take(self, job: Job, engine: Engine, ask: Ask, status: int) -> None:
+        """The engine answers this way of asking."""
+        exchange = job.exchange
+        exchange.answer = ask.reader.answer
+        exchange.http_status = status
+        if ask.mended is not None:
+            engine.wants_mended = True
+            exchange.chat_request = msgspec.json.encode(ask.mended)
+
+    async def _give_error(self, job: Job, status: int, headers: RawHeaders, data: bytes) -> None:
+        """An engine's error, status and body as they are."""
+        job.exchange.refuse(status, data[:200].decode(errors="replace"))
+        job.started = True
+        if job.translation is not None:
+            data = job.translation.error(status, data)
+        await send_whole(job.send, status, headers, data)
+
+    async def _relay(self, job: Job, response: aiohttp.ClientResponse, reader: Reader) -> None:
+        if response.status >= 400:
+            await self._give_error(job, response.status, answer_headers(response), await response.read())
+        elif response.headers.get("content-type", "").startswith("text/event-stream"):
+            await self._relay_stream(job, response, reader)
+        else:
+            seen = read_whole(reader, await response.read())
+            if seen is None:
+                raise aiohttp.ClientPayloadError("it is no JSON, and holds what only the proxy asked for")
+            if job.translation is not None:
+                seen = job.translation.body(seen)
+            job.exchange.conclude()
+            self._first_byte(job.exchange)
+            job.started = True
+            await send_whole(job.send, response.status, answer_headers(response), seen)
+
+    async def _relay_stream(self, job: Job, response: aiohttp.ClientResponse, reader: Reader) -> None:
+        relay = EventRelay(reader) if job.translation is None else TranslatingRelay(reader, job.translation)
+        job.relay, job.started = relay, True
+        send, first = job.send, True
+        await send_start(send, response.status, answer_headers(response))
+        if isinstance(relay, TranslatingRelay):
+            begin = relay.begin()
+            if begin:
+                await send_body(send, begin, more=True)
+        async for block in response.content.iter_any():
+            out = relay.feed(block)
+            if out:
+                await send_body(send, out, more=True)
+                if first:
+                    first = False
+                    self._first_byte(job.exchange)
+        reader.ended()
+        rest = relay.rest()
+        job.exchange.conclude()
+        await send_body(send, rest)
+
+    def _first_byte(self, exchange: Exchange) -> None:
+        self._deps.metrics.first_byte.observe((self._deps.clock.now_ms() - exchange.start_ms) / 1000)
+
+    async def _capture(self, exchange: Exchange) -> None:
+        deps = self._deps
+        try:
+            captures = self._make_captures(exchange)
+        except Exception as error:  # noqa: BLE001 - one request, whatever is wrong with it
+            deps.metrics.lost.labels("unreadable").inc()
+            log.error("capture lost", turn_id=exchange.turn_id, error=repr(error))
+            deps.flight.end(exchange.turn_id)
+            return
+        for capture in captures:
+            deps.metrics.captured.labels(capture.status).inc()
+            if capture.problem is not None:
+                deps.metrics.problems.labels(capture.problem).inc()
+            await deps.intake.put(Parcel(capture, exchange.traceparent))
+
+    def _make_captures(self, exchange: Exchange) -> list[Capture]:
+        """The captures; of an answer that cannot be packed only the request, which may be another's next state."""
+        end_ms = self._deps.clock.now_ms()
+        try:
+            return captures_of(exchange, end_ms)
+        except Exception as error:  # noqa: BLE001 - one answer, whatever is wrong with it
+            log.error("answer cannot be captured", turn_id=exchange.turn_id, error=repr(error))
+            exchange.answer = Answer()
+            exchange.abort(f"the answer cannot be captured: {error!r:.200}")
+            return captures_of(exchange, end_ms)
+
+    async def _finish(self, job: Job, client: Client) -> None:
+        """Let a translated API remember a whole answer."""
+        api = self._deps.translated.get(job.public_path)
+        if job.translation is not None and job.exchange.status == "complete" and api is not None and api.finish:
+            await api.finish(job.translation, client.tenant)
+
+
+def read_whole(reader: Reader, data: bytes) -> bytes | None:
+    """Let ``reader`` see a whole body; one that it cannot read is no sample, and passes but for what we asked."""
+    try:
+        return reader.body(data)
+    except Exception as error:  # noqa: BLE001 - the client gets its answer, whatever we cannot read of it
+        log.warning("unreadable answer", error=repr(error))
+        reader.answer.finished = False
+        reader.answer.error = f"unreadable answer: {error!s:.200}"
+        return reader.hide(data)
