@@ -87,6 +87,7 @@ def _result(block: dict[str, Any], report: Report) -> Message:
     identifier, content = block.get("tool_use_id"), block.get("content")
     if not isinstance(identifier, str):
         report("a tool_result without tool_use_id")
+        identifier = ""
     text = "" if content is None else "\n".join(_texts(content, "a tool_result", report))
     message: Message = {"role": "tool", "tool_call_id": identifier, "content": text}
     if block.get("is_error") is True:
@@ -108,7 +109,7 @@ def _assistant(content: Any, report: Report) -> Message:
         elif kind == "thinking" and isinstance(block.get("thinking"), str):
             thoughts.append(block["thinking"])
         elif kind == "tool_use":
-            calls.append(_call(block, report))
+            calls += _call(block, report)
         elif kind != "redacted_thinking":
             # What another vendor redacted cannot be read by anyone here; such a block says nothing.
             report(f"a block of type {kind!r} in assistant content")
@@ -123,10 +124,11 @@ def _assistant(content: Any, report: Report) -> Message:
     return message
 
 
-def _call(block: dict[str, Any], report: Report) -> dict[str, Any]:
+def _call(block: dict[str, Any], report: Report) -> list[dict[str, Any]]:
     name, identifier = block.get("name"), block.get("id")
     if not isinstance(name, str) or not isinstance(identifier, str):
         report("a tool_use without name and id")
+        return []
     given = block.get("input")
     arguments = msgspec.json.encode(given if given is not None else {}).decode()
-    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return [{"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}]
