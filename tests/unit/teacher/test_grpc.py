@@ -199,7 +199,7 @@ async def test_a_wrong_field_is_named(asked: ScoreRequest, begins: str) -> None:
     [
         (DependencyError("prm-engine", "gone"), grpc.StatusCode.UNAVAILABLE),
         (RefusedError("http://engine", 400, "logprobs is above 20"), grpc.StatusCode.FAILED_PRECONDITION),
-        (TooLongError("5001 tokens"), grpc.StatusCode.FAILED_PRECONDITION),
+        (TooLongError("5001 tokens"), grpc.StatusCode.OUT_OF_RANGE),
         (ProbeError("another vocabulary"), grpc.StatusCode.FAILED_PRECONDITION),
         (MissingError("null"), grpc.StatusCode.DATA_LOSS),
         (MisalignedError("shifted"), grpc.StatusCode.DATA_LOSS),

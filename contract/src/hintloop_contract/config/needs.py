@@ -25,12 +25,21 @@ class SignalNeeds:
     """``score`` and ``hint``: what the judge asks. ``either``: one of them is enough (`combine`).
 
     ``top_k``: candidates per token that the teacher returns with its log-probabilities; 0 for none.
+    ``by_trainer``: the teacher service renders the hinted prompt and leaves scores to the trainer, which computes them
+    or, for candidates of the student's choice, asks for them. ``own_teacher``: it computes them.
     """
 
     score: bool
     hint: bool
     either: bool = False
     top_k: int = 0
+    by_trainer: bool = False
+    own_teacher: bool = False
+
+    @property
+    def prm_engine(self) -> bool:
+        """A PRM engine scores answers, for the teacher or, by way of it, for the trainer."""
+        return self.hint and not self.own_teacher
 
     @property
     def teacher(self) -> bool:
@@ -45,20 +54,23 @@ def signal_needs(config: Config, directory: Path | None = None) -> SignalNeeds:
         ConfigError: the custom loss is not found, or declares no valid ``REQUIRES``.
     """
     path = config.custom_loss
+    own_teacher = config.prm.teacher_source == "trainer"
     if path is not None:
         required = loss_requirements(path, [directory or Path.cwd(), Path.cwd()])
-        topk = config.topk_opd.top_k if "teacher_topk" in required and config.topk_opd.use_teacher_topk else 0
+        topk = "teacher_topk" in required
+        chosen_by_student = topk and not config.topk_opd.use_teacher_topk
         return SignalNeeds(
             score="score" in required,
             hint=bool(required & {"teacher_logprobs", "teacher_topk"}),
-            top_k=topk,
+            top_k=config.topk_opd.top_k if topk and not chosen_by_student else 0,
+            by_trainer=own_teacher or chosen_by_student,
+            own_teacher=own_teacher,
         )
     estimator = config.advantage.estimator
     if estimator == "grpo":
         return SignalNeeds(score=True, hint=False)
-    if estimator == "on_policy_distillation":
-        return SignalNeeds(score=False, hint=True)
-    return SignalNeeds(score=True, hint=True, either=True)
+    either = estimator == "combine"
+    return SignalNeeds(score=either, hint=True, either=either, by_trainer=own_teacher, own_teacher=own_teacher)
 
 
 def loss_requirements(path: str, directories: Sequence[Path]) -> frozenset[str]:

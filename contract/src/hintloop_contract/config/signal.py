@@ -86,6 +86,18 @@ class PrmSection(Section):
     thin lines only."""
     caller_key: SecretStr = SecretStr("")
     """The key of `api_keys` that the trainer presents; give it by environment (`HINTLOOP_PRM__CALLER_KEY`)."""
+    teacher_source: Literal["engine", "trainer"] = "engine"
+    """Who scores the answer under the hint: the PRM engine, or the trainer with weights of its own (no engine needed,
+    and no difference between engines)."""
+    teacher_weights: Literal["initial", "current", "ema"] = "initial"
+    """Under `teacher_source = "trainer"`: the student as it was at first, as it is now, or its moving average."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """Under `teacher_weights = "ema"`: how much of the average stays at each optimizer step."""
+    null_hint_control: Literal["off", "warn", "refuse"] = "warn"
+    """What follows when the PRM engine and the student's initial weights disagree on unhinted tokens: nothing, a
+    warning (right where the teacher is another model than the student), or no training. `refuse` waits for the PRM."""
+    engine_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """dtype in which the PRM engine computes, for the control's tolerance; `model.dtype` when not given."""
     teacher_tokenizer_path: str | None = None
     """Tokenizer of the teacher's model, checked against the student's when the engine cannot be probed."""
 
@@ -114,6 +126,21 @@ class PrmSection(Section):
         """Where gRPC `ForcedScoring` is reached."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         return self.grpc_address or f"{host}:{self.grpc_listen_port}"
+
+    @model_validator(mode="after")
+    def _teacher(self) -> PrmSection:
+        given = self.model_fields_set
+        if "teacher_weights" in given and self.teacher_source == "engine":
+            raise ValueError(
+                f"teacher_weights {self.teacher_weights!r} has no effect while the PRM engine scores; set "
+                'teacher_source = "trainer", or remove it'
+            )
+        if "ema_decay" in given and self.teacher_weights != "ema":
+            raise ValueError(
+                f"ema_decay {self.ema_decay} has no effect under teacher_weights {self.teacher_weights!r}; set "
+                'teacher_weights = "ema", or remove it'
+            )
+        return self
 
     @property
     def base_url(self) -> str:

@@ -181,10 +181,10 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 async def _follow_readiness(checking: Any, deps: TeacherDeps) -> None:
-    """The service is serving once the engine was found fit, or at once where the method needs no teacher."""
+    """The service is serving once the engine was found fit, or at once where no PRM engine is needed."""
     states = health_pb2.HealthCheckResponse
     await checking.set("", states.SERVING)
     while True:
-        ready = deps.engine.report is not None or not deps.needs.teacher
+        ready = deps.engine.report is not None or not deps.needs.prm_engine
         await checking.set(SERVICE_NAME, states.SERVING if ready else states.NOT_SERVING)
         await asyncio.sleep(READINESS_INTERVAL_S)

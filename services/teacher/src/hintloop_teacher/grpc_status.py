@@ -19,7 +19,8 @@ _CODES: tuple[tuple[tuple[type[HintloopError], ...], grpc.StatusCode], ...] = (
     ((FieldError,), grpc.StatusCode.INVALID_ARGUMENT),
     # Fields are checked before the engine is asked: what is missing or shifted now is the engine's doing.
     ((MissingError, MisalignedError), grpc.StatusCode.DATA_LOSS),
-    ((TooLongError, UnsupportedError, RefusedError, ProbeError), grpc.StatusCode.FAILED_PRECONDITION),
+    ((TooLongError,), grpc.StatusCode.OUT_OF_RANGE),
+    ((UnsupportedError, RefusedError, ProbeError), grpc.StatusCode.FAILED_PRECONDITION),
     ((DependencyError,), grpc.StatusCode.UNAVAILABLE),
 )
 

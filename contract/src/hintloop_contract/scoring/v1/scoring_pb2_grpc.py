@@ -52,8 +52,9 @@ class ForcedScoringServicer:
     def Score(self, request, context):
         """Scores one response.
 
-        INVALID_ARGUMENT: a field is wrong; the message begins with its name. FAILED_PRECONDITION: the engine cannot do
-        what is asked (more candidates than its limit, chosen candidates, longer than its context, another model).
+        INVALID_ARGUMENT: a field is wrong; the message begins with its name. OUT_OF_RANGE: longer than the engine's
+        context. FAILED_PRECONDITION: the engine cannot do what is asked (more candidates than its limit, candidates of
+        the caller's choice, another model).
         UNAVAILABLE: the engine is away; ask again. RESOURCE_EXHAUSTED: too many requests wait; ask again later.
         UNAUTHENTICATED: the metadata `authorization` holds no known key. DATA_LOSS: the engine's answer was incomplete,
         and nothing is filled in.
