@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hintloop_contract.config.schema import Config
 
-from hintloop_rollout_proxy.apis.translation import TranslatedApi
 from hintloop_rollout_proxy.background import Background
 from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.engines.dialect import Dialect
@@ -41,4 +39,3 @@ class ProxyDeps:
     metrics: ProxyMetrics
     engine_key: str | None
     background: Background
-    translated: Mapping[str, TranslatedApi] = field(default_factory=dict)

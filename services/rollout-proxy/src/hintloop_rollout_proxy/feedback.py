@@ -19,7 +19,7 @@ from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.errors import BadRequestError
 from hintloop_rollout_proxy.gate import Client
 from hintloop_rollout_proxy.intake import Intake
-from hintloop_rollout_proxy.writer import Parcel
+from hintloop_rollout_proxy.parcels import Parcel
 
 PATH = "/v1/feedback"
 API = "feedback"

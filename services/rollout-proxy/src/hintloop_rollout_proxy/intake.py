@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
-from hintloop_rollout_proxy.writer import Parcel
+from hintloop_rollout_proxy.parcels import Parcel
 
 #: Answers whose turn is remembered, so that feedback can be told what it was attached to.
 REMEMBERED = 10_000
@@ -33,7 +33,7 @@ class Intake:
     async def put(self, parcel: Parcel) -> None:
         """Take one finished exchange; the client has its answer by then."""
         capture = parcel.capture
-        if capture.response_id is not None:
+        if capture.response_id is not None and capture.choice == 0:
             self._turns[capture.tenant, capture.response_id] = capture.turn_id
             if len(self._turns) > REMEMBERED:
                 self._turns.popitem(last=False)

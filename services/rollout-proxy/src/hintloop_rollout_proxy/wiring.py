@@ -28,6 +28,7 @@ from hintloop_rollout_proxy.intake import Intake
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.readiness import EngineWatch
+from hintloop_rollout_proxy.scrubbing import ScrubbingStage, make_scrubber
 from hintloop_rollout_proxy.spool import Spool
 from hintloop_rollout_proxy.upstream import EnginePool, make_session
 from hintloop_rollout_proxy.versions import VersionView
@@ -50,8 +51,10 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
         pool = EnginePool(config.engine_urls, session)
         engine_key = config.policy.api_key.get_secret_value()
         spool = Spool(config.proxy.spool_dir, config.proxy.spool_max_bytes)
-        writer = CaptureWriter(broker, spool, versions, flight, metrics)
+        writer = CaptureWriter(broker, spool, versions, flight, metrics, config.proxy.max_captures)
         writer.open()
+        scrubber = make_scrubber(config.proxy)
+        scrubbing = None if scrubber is None else ScrubbingStage(scrubber, writer, flight, metrics)
         yield ProxyDeps(
             config=config,
             gate=gate,
@@ -61,7 +64,8 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             clock=RedisClock(broker),
             versions=versions,
             flight=flight,
-            intake=Intake(writer),
+            intake=Intake(scrubbing or writer),
+            scrubbing=scrubbing,
             writer=writer,
             metrics=metrics,
             engine_key=engine_key if gate.checks_keys else None,
@@ -84,10 +88,13 @@ async def running(deps: ProxyDeps) -> AsyncIterator[None]:
         start("flight", deps.flight.run()),
         start("engine watch", deps.watch.run()),
     ]
+    if deps.scrubbing is not None:
+        tasks.append(start("scrubbing", deps.scrubbing.run()))
     writing = start("writer", deps.writer.run())
     try:
         yield
     finally:
+        await _drain(deps)
         deps.writer.close()
         await asyncio.wait({writing})
         if writing.cancelled() or writing.exception() is not None:
@@ -95,6 +102,16 @@ async def running(deps: ProxyDeps) -> AsyncIterator[None]:
         with contextlib.suppress(DependencyError):
             await deps.flight.register()
         await _end(tasks)
+
+
+async def _drain(deps: ProxyDeps) -> None:
+    """Let what waits to be scrubbed go on to the writer; where scrubbing failed it is lost, never stored as it was."""
+    if deps.scrubbing is None:
+        return
+    draining = asyncio.create_task(deps.scrubbing.drain())
+    scrubbing = [task for task in deps.background.tasks if task.get_name() == "scrubbing"]
+    await asyncio.wait({draining, *scrubbing}, return_when=asyncio.FIRST_COMPLETED)
+    draining.cancel()
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
