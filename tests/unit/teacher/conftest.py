@@ -17,6 +17,9 @@ class CodePoints:
 
     control_tokens: ClassVar = {1: CONTROL}
 
+    def encode(self, text: str) -> list[int]:
+        return encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 

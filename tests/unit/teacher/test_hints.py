@@ -47,3 +47,27 @@ def test_the_last_text_part_is_taken() -> None:
 def test_no_place(messages: list[dict[str, object]]) -> None:
     with pytest.raises(NoHintPlaceError):
         with_hint(messages, "+H")
+
+
+TOOLS_SPOKE = [
+    {"role": "user", "content": "fix it"},
+    {"role": "assistant", "content": None, "tool_calls": []},
+    {"role": "tool", "tool_call_id": "c1", "content": "out"},
+]
+
+
+def test_the_other_place_is_the_last_message_whoever_spoke() -> None:
+    before = copy.deepcopy(TOOLS_SPOKE)
+    changed = with_hint(TOOLS_SPOKE, "+H", "last_message")
+    assert changed == [*before[:2], {**before[2], "content": "out+H"}]
+    assert before == TOOLS_SPOKE
+    (user,) = with_hint([{"role": "user", "content": "a"}], "+H", "last_message")
+    assert user["content"] == "a+H"
+
+
+@pytest.mark.parametrize("role", ["assistant", "system"])
+def test_no_hint_goes_behind_what_the_model_does_not_answer(role: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
+    with pytest.raises(NoHintPlaceError, match=f"last message is {role}"):
+        with_hint(messages, "+H", "last_message")
+    assert with_hint(messages, "+H")[0]["content"] == "a+H"

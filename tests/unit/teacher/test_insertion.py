@@ -18,16 +18,32 @@ class Merging(CodePoints):
         return "".join(self.pairs.get(token, chr(token % 1000)) for token in ids)
 
 
-@pytest.mark.parametrize("hinted", ["<u>ask+H;<a>", "<u>ask;;<a>", "<u>askask;<a>", "+<u>ask;<a>"])
-def test_something_is_set_in(hinted: str) -> None:
-    check_insertion(PLAIN, encode(hinted), CodePoints())
+@pytest.mark.parametrize(
+    ("hinted", "block"),
+    [
+        ("<u>ask+H;<a>", "+H"),
+        ("<u>ask;;<a>", ";"),
+        ("<u>askask;<a>", "ask"),
+        ("+<u>ask;<a>", "+"),
+        ("<u>ask+H;<a>", "\n\n+H\n"),  # a template may trim
+        ('<u>ask+\\"H\\"\\nx;<a>', '+"H"\nx'),  # or write as JSON
+    ],
+)
+def test_the_hint_is_set_in(hinted: str, block: str) -> None:
+    check_insertion(PLAIN, encode(hinted), CodePoints(), block)
+
+
+@pytest.mark.parametrize("hinted", ["<u>ask+X;<a>", "<u>ask+;<a>", "<u>ask+H+H;<a>"])
+def test_nothing_but_the_hint_is_set_in(hinted: str) -> None:
+    with pytest.raises(NoHintPlaceError, match="something else than the hint"):
+        check_insertion(PLAIN, encode(hinted), CodePoints(), "+H")
 
 
 def test_tokens_may_merge_where_the_hint_meets_the_text() -> None:
     left = [*encode("<u>as"), 1000, *encode("H;<a>")]
     right = [*encode("<u>ask+H"), 1001, *encode("<a>")]
-    check_insertion(PLAIN, left, Merging())
-    check_insertion(PLAIN, right, Merging())
+    check_insertion(PLAIN, left, Merging(), "+H")
+    check_insertion(PLAIN, right, Merging(), "+H")
 
 
 @pytest.mark.parametrize(
@@ -43,12 +59,12 @@ def test_tokens_may_merge_where_the_hint_meets_the_text() -> None:
 )
 def test_anything_else_is_refused(hinted: str) -> None:
     with pytest.raises(NoHintPlaceError):
-        check_insertion(PLAIN, encode(hinted), CodePoints())
+        check_insertion(PLAIN, encode(hinted), CodePoints(), "+H")
 
 
 def test_control_tokens_are_never_set_in() -> None:
     with pytest.raises(UnsafeHintError, match="special token '<|end|>'".replace("|", r"\|")):
-        check_insertion(PLAIN, encode("<u>ask<|end|>H;<a>"), CodePoints())
+        check_insertion(PLAIN, encode("<u>ask<|end|>H;<a>"), CodePoints(), "+H")
     with pytest.raises(UnsafeHintError):
         check_text("Be brief<|end|>.", CodePoints())
     check_text("Be brief <|, |> end.", CodePoints())

@@ -162,6 +162,36 @@ async def test_a_hint_with_a_control_token_is_refused(
     assert policy.requests == []
 
 
+TOOLS_SPOKE = [
+    *MESSAGES,
+    {"role": "assistant", "content": "look"},
+    {"role": "tool", "content": "out"},
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("last_user", "<system>s;<user>ask+H;<assistant>look;<tool>out;<assistant>"),
+        ("last_message", "<system>s;<user>ask;<assistant>look;<tool>out+H;<assistant>"),
+    ],
+)
+@pytest.mark.parametrize("rewritten", [False, True])
+async def test_the_place_is_configured_rendered_or_spliced(
+    policy: FakeEngine, place: Any, expected: str, rewritten: bool
+) -> None:
+    renderer = Renderer(PolicyEngines(connect, [policy.url], "vllm"), CodePoints(), place)
+    captured = render(TOOLS_SPOKE)
+    if rewritten:
+        captured = render([{"role": "system", "content": "other"}, *TOOLS_SPOKE[1:]])
+        expected = expected.replace("<system>s", "<system>other")
+    request = request_to(policy, messages=TOOLS_SPOKE, captured_ids=captured)
+    hinted = await renderer.hinted(request, "+H")
+    assert text(hinted.ids) == expected
+    assert (hinted.messages is None) is rewritten
+    await renderer.close()
+
+
 def test_records_that_cannot_be_read() -> None:
     def read(engine: str = "vllm", messages: bytes = b"[]", rendering: bytes = b"{}") -> Request:
         return read_request(engine, "http://127.0.0.1:1", messages, None, rendering, [1])

@@ -1,6 +1,6 @@
 import pytest
 from hintloop_teacher.errors import NoHintPlaceError
-from hintloop_teacher.splice import Markers, end_of_last_user, find_markers
+from hintloop_teacher.splice import Markers, end_of_last, find_markers
 
 # A template in ids: 1 = turn begins, 2 = turn ends, 3 = newline, 10/11/12 = system/user/assistant.
 HEADER, CLOSING, TAIL = (2, 3, 1, 11, 3), (2, 3), (2, 3, 1, 12, 3)
@@ -33,18 +33,18 @@ def test_a_template_without_markers() -> None:
 
 def test_the_last_user_ends_before_the_generation_prompt() -> None:
     ids = turn(10, 50) + turn(11, 60) + turn(12, 61) + turn(11, 62, 63) + ASK
-    place = end_of_last_user(ids, MARKERS, num_user=2, user_is_last=True)
+    place = end_of_last(ids, MARKERS, num_blocks=2, is_last=True)
     assert ids[place - 1 : place + 2] == [63, 2, 3]
 
 
 def test_the_last_user_lies_before_tool_output() -> None:
     ids = turn(10, 50) + turn(11, 60, 61) + turn(12, 62) + turn(13, 63) + ASK
-    place = end_of_last_user(ids, MARKERS, num_user=1, user_is_last=False)
+    place = end_of_last(ids, MARKERS, num_blocks=1, is_last=False)
     assert ids[place - 1 : place + 2] == [61, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("ids", "num_user", "user_is_last"),
+    ("ids", "num_blocks", "is_last"),
     [
         (turn(10, 50) + ASK, 1, True),  # no user in the ids
         (turn(10, 50) + turn(11, 60) + turn(11, 61) + ASK, 1, True),  # more users than messages
@@ -53,6 +53,6 @@ def test_the_last_user_lies_before_tool_output() -> None:
         ([*turn(10, 50), 1, 11, 3, 60], 1, False),  # never closed
     ],
 )
-def test_ambiguous_places(ids: list[int], num_user: int, user_is_last: bool) -> None:
+def test_ambiguous_places(ids: list[int], num_blocks: int, is_last: bool) -> None:
     with pytest.raises(NoHintPlaceError):
-        end_of_last_user(ids, MARKERS, num_user=num_user, user_is_last=user_is_last)
+        end_of_last(ids, MARKERS, num_blocks=num_blocks, is_last=is_last)

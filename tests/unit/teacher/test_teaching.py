@@ -10,6 +10,7 @@ import pytest
 from hintloop_contract.broker import WeightsState
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Capture, JudgedTurn, Judgement, LinkedTurn, Sample, Sampling, TurnRecord
 from hintloop_contract.streams import CAPTURES, JUDGED, TURNS
 from hintloop_contract.tensors import pack, unpack
@@ -41,6 +42,11 @@ class Engine:
     def __init__(self, dialect: FakeDialect, max_input_len: int = 512) -> None:
         facts = EngineFacts("fake", "1", "teacher", max_input_len)
         self.scorer = ForcedScorer(dialect, facts, vocabulary_size=1000, max_concurrency=2)
+        self.gone: str | None = None
+
+    async def check_again(self, because: str) -> None:
+        if self.gone is not None:
+            raise DependencyError("prm-engine", self.gone)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ A hint that holds a control token (``<|im_end|>`` and its like) would close the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -18,6 +19,10 @@ class Tokens(Protocol):
     @property
     def control_tokens(self) -> Mapping[int, str]:
         """Ids and texts of the tokens that no hint may hold."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of bare text."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -39,14 +44,14 @@ def check_ids(inserted_ids: Sequence[int], tokens: Tokens) -> None:
         raise UnsafeHintError(f"the hint's ids hold the tokenizer's special token {found!r}")
 
 
-def check_insertion(plain_ids: Sequence[int], hinted_ids: Sequence[int], tokens: Tokens) -> None:
-    """Check that ``hinted_ids`` are a prefix of ``plain_ids``, something set in, and the rest of ``plain_ids``.
+def check_insertion(plain_ids: Sequence[int], hinted_ids: Sequence[int], tokens: Tokens, block: str) -> None:
+    """Check that ``hinted_ids`` are a prefix of ``plain_ids``, ``block`` set in, and the rest of ``plain_ids``.
 
     Where the hint meets the text around it, tokens may merge: what is there instead must read as the plain text
     with something set in.
 
     Raises:
-        NoHintPlaceError: they differ otherwise.
+        NoHintPlaceError: they differ otherwise, or what was set in does not read as the block.
         UnsafeHintError: what is set in holds a control token.
     """
     begin = common_prefix(plain_ids, hinted_ids)
@@ -58,6 +63,16 @@ def check_insertion(plain_ids: Sequence[int], hinted_ids: Sequence[int], tokens:
         raise NoHintPlaceError("the template does not render the last user message")
     if replaced and not _set_in(tokens.decode(replaced), tokens.decode(inserted)):
         raise NoHintPlaceError(f"with the hint the template changes {len(replaced)} ids besides setting it in")
+    if not _shown(tokens.decode(plain_ids), tokens.decode(hinted_ids), block, tokens):
+        raise NoHintPlaceError("with the hint the template sets in something else than the hint")
+
+
+def _shown(plain: str, hinted: str, block: str, tokens: Tokens) -> bool:
+    """Whether the block stands in ``hinted`` once more than in ``plain``, as written or escaped as in JSON."""
+    # As the tokenizer gives it back: it may bring characters into another form. Templates may trim its ends.
+    read = tokens.decode(tokens.encode(block.strip())).strip()
+    ways = {block.strip(), read, json.dumps(read)[1:-1], json.dumps(read, ensure_ascii=False)[1:-1]}
+    return any(hinted.count(way) == plain.count(way) + 1 for way in ways)
 
 
 def _set_in(before: str, after: str) -> bool:

@@ -14,10 +14,10 @@ from hintloop_contract.errors import DependencyError
 
 from hintloop_teacher.concurrency import all_of
 from hintloop_teacher.errors import NoHintPlaceError, RecordError, RefusedError, RenderMismatchError
-from hintloop_teacher.hints import Message, with_hint
+from hintloop_teacher.hints import HintPlace, Message, hinted_index, with_hint
 from hintloop_teacher.insertion import Tokens, check_ids, check_insertion, check_text
 from hintloop_teacher.policy_engines import DEPENDENCY, PolicyEngines
-from hintloop_teacher.splice import Markers, end_of_last_user, find_markers
+from hintloop_teacher.splice import Markers, end_of_last, find_markers
 
 TOKENIZE_PATHS = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}
 
@@ -56,16 +56,25 @@ def read_request(
     return Request(engine, engine_url, read[0], read[1], read[2], captured_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """A hinted prompt: its ids, and the messages that the engine rendered to them (``None`` when it was spliced)."""
+
+    ids: list[int]
+    messages: list[Message] | None
+
+
 class Renderer:
     """Renders by the configured policy engines, preferring the one where a turn was served."""
 
-    def __init__(self, engines: PolicyEngines, tokens: Tokens) -> None:
-        """``tokens``: the vocabulary of the student, whose control tokens no hint may hold."""
+    def __init__(self, engines: PolicyEngines, tokens: Tokens, place: HintPlace = "last_user") -> None:
+        """``tokens``: the vocabulary of the student, whose control tokens no hint may hold. ``place``: of the hint."""
         self.engines = engines
         self._tokens = tokens
+        self._place = place
 
-    async def hinted_ids(self, request: Request, block: str) -> list[int]:
-        """Prompt ids with ``block`` behind the last user message.
+    async def hinted(self, request: Request, block: str) -> Hinted:
+        """The prompt with ``block`` in its place.
 
         Raises:
             UnsafeHintError: the block holds a control token.
@@ -75,21 +84,26 @@ class Renderer:
         """
         check_text(block, self._tokens)
         return await self.engines.on_one(
-            request.engine, request.engine_url, lambda url: self._hinted_ids(replace(request, engine_url=url), block)
+            request.engine, request.engine_url, lambda url: self._hinted(replace(request, engine_url=url), block)
         )
 
-    async def _hinted_ids(self, request: Request, block: str) -> list[int]:
+    async def hinted_ids(self, request: Request, block: str) -> list[int]:
+        """The ids of :meth:`hinted`."""
+        return (await self.hinted(request, block)).ids
+
+    async def _hinted(self, request: Request, block: str) -> Hinted:
         if not request.messages:
-            return await self._spliced(request, block)
-        hinted = with_hint(request.messages, block)
+            return Hinted(await self._spliced(request, block), None)
+        messages = with_hint(request.messages, block, self._place)
         try:
-            plain_ids, hinted_ids = await all_of(self.render(request, request.messages), self.render(request, hinted))
+            plain_ids, hinted_ids = await all_of(self.render(request, request.messages), self.render(request, messages))
         except RefusedError as error:
-            return await self._spliced_or(request, block, str(error))
+            return Hinted(await self._spliced_or(request, block, str(error)), None)
         if plain_ids != request.captured_ids:
-            return await self._spliced_or(request, block, _difference(plain_ids, request.captured_ids))
-        check_insertion(plain_ids, hinted_ids, self._tokens)
-        return hinted_ids
+            mismatch = _difference(plain_ids, request.captured_ids)
+            return Hinted(await self._spliced_or(request, block, mismatch), None)
+        check_insertion(plain_ids, hinted_ids, self._tokens, block)
+        return Hinted(hinted_ids, messages)
 
     async def render(self, request: Request, messages: list[Message], *, generation: bool = True) -> list[int]:
         """Ids of ``messages`` with the request's tools and options."""
@@ -118,33 +132,47 @@ class Renderer:
             raise RenderMismatchError(f"{mismatch}; and no splice: {error}") from error
 
     async def _spliced(self, request: Request, block: str) -> list[int]:
+        # Where only ids are known, the place is the last user block whatever is configured: it alone is findable.
+        role = request.messages[hinted_index(request.messages, self._place)]["role"] if request.messages else "user"
         try:
-            markers = await self._markers(request)
+            markers = await self._markers(request, role)
             block_ids = await self.encode(request, block)
         except RefusedError as error:
             raise NoHintPlaceError(f"the engine does not render its own template: {error}") from error
         check_ids(block_ids, self._tokens)
         roles = [message.get("role") for message in request.messages]
-        place = end_of_last_user(
+        place = end_of_last(
             request.captured_ids,
             markers,
-            num_user=roles.count("user") if roles else None,
-            user_is_last=bool(roles) and roles[-1] == "user",
+            # Templates set the results of one round of tools together, so that their number cannot be counted.
+            num_blocks=roles.count("user") if roles and role == "user" else None,
+            is_last=bool(roles) and roles[-1] == role,
         )
         return [*request.captured_ids[:place], *block_ids, *request.captured_ids[place:]]
 
-    async def _markers(self, request: Request) -> Markers:
-        one, other = ([{"role": "user", "content": text}] for text in _PROBES)
-        history = [{"role": "user", "content": "ok 1"}, {"role": "assistant", "content": "ok"}]
+    async def _markers(self, request: Request, role: str) -> Markers:
+        one, other, later, later_other = _probe_conversations(role)
         found = await all_of(
             self.render(request, one),
             self.render(request, other),
             self.render(request, one, generation=False),
             self.render(request, other, generation=False),
-            self.render(request, history + one),
-            self.render(request, history + other),
+            self.render(request, later),
+            self.render(request, later_other),
         )
         return find_markers((found[0], found[1]), (found[2], found[3]), (found[4], found[5]))
+
+
+def _probe_conversations(role: str) -> list[list[Message]]:
+    """Two short conversations that end with ``role`` and differ in its text alone; and two with other words before."""
+    history: list[Message] = [{"role": "user", "content": "ok 1"}, {"role": "assistant", "content": "ok"}]
+    begun: list[Message] = []
+    if role != "user":
+        call = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        begun = [{"role": "user", "content": "so 2"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    named = {} if role == "user" else {"tool_call_id": "call_0", "name": "look"}
+    said: list[list[Message]] = [[{"role": role, "content": text, **named}] for text in _PROBES]
+    return [before + spoken for before in (begun, history) for spoken in said]
 
 
 def _render_body(request: Request, messages: list[Message], generation: bool) -> dict[str, Any]:

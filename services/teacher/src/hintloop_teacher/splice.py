@@ -1,4 +1,4 @@
-"""Finds the end of the last user message in prompt ids by the template's own markers. Pure functions over ids.
+"""Finds the end of the last user (or tool) message in prompt ids by the template's own markers. Pure functions.
 
 Legend: header = ids right before a user's content; closing = ids right after it, to the end of the user's turn;
 tail = closing and the generation prompt.
@@ -64,30 +64,30 @@ def occurrences(ids: Sequence[int], marker: Sequence[int], start: int = 0) -> li
     return [i for i in range(start, len(ids) - width + 1) if list(ids[i : i + width]) == pattern]
 
 
-def end_of_last_user(ids: Sequence[int], markers: Markers, *, num_user: int | None, user_is_last: bool) -> int:
-    """Index in ``ids`` right behind the last user's content.
+def end_of_last(ids: Sequence[int], markers: Markers, *, num_blocks: int | None, is_last: bool) -> int:
+    """Index in ``ids`` right behind the last content between ``markers``: the last user's, or the last tool's.
 
     Args:
         ids: prompt ids as served.
-        markers: of the template that made them.
-        num_user: user messages in the request, or ``None`` when only ids are known.
-        user_is_last: the request's last message is the user's.
+        markers: of that role, in the template that made the ids.
+        num_blocks: messages of that role in the request, or ``None`` when they cannot be counted.
+        is_last: the request's last message is of that role.
 
     Raises:
         NoHintPlaceError: the place is not unambiguous.
     """
     headers = occurrences(ids, markers.header)
     if not headers:
-        raise NoHintPlaceError("the template's user marker is not in the prompt ids")
-    if num_user is not None and len(headers) != num_user:
-        raise NoHintPlaceError(f"the user marker stands {len(headers)} times in the prompt ids of {num_user} messages")
+        raise NoHintPlaceError("the template's marker before such a message is not in the prompt ids")
+    if num_blocks is not None and len(headers) != num_blocks:
+        raise NoHintPlaceError(f"the marker stands {len(headers)} times in the prompt ids of {num_blocks} messages")
     begin = headers[-1] + len(markers.header)
     ends = occurrences(ids, markers.closing, begin)
     if not ends:
-        raise NoHintPlaceError("the last user message is not closed by the template's marker")
-    if user_is_last:
+        raise NoHintPlaceError("the last such message is not closed by the template's marker")
+    if is_last:
         place = len(ids) - len(markers.tail)
         if tuple(ids[place:]) != markers.tail or ends[0] != place:
-            raise NoHintPlaceError("the prompt ids do not end as the template ends a user's turn")
+            raise NoHintPlaceError("the prompt ids do not end as the template ends such a turn")
         return place
     return ends[0]
