@@ -77,6 +77,9 @@ class ProxySection(Section):
     client's key through untouched."""
     request_timeout_s: PositiveFloat = 600.0
     """Longest answer."""
+    engine_wait_s: NonNegativeFloat = 30.0
+    """How long a request of which nothing was answered waits for an engine that cannot be reached (one that restarts);
+    0 answers 502 at once."""
     max_request_bytes: Positive = 32 * 1024 * 1024
     """Largest request body."""
     spool_dir: Path = Path(".hintloop/spool")
