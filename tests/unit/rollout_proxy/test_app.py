@@ -47,7 +47,7 @@ async def test_listed_paths_pass_untouched(path: str, fake_engine: Any, proxy: A
     sent = {name.lower(): value for name, value in echoed["headers"].items()}
     assert (sent["authorization"], sent["x-anything"]) == ("Bearer k", "1")
     generating = path in ("/v1/messages", "/v1/responses")
-    assert (f'hintloop_proxy_uncaptured_total{{path="{path}"}} 1.0' in metrics) is generating
+    assert (f'hintloop_proxy_untranslated_total{{path="{path}"}} 1.0' in metrics) is generating
 
 
 async def test_models_carry_the_configured_name(fake_engine: Any, proxy: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hintloop_rollout_proxy.engines import dialect_of
-from hintloop_rollout_proxy.engines.dialect import Wishes
+from hintloop_rollout_proxy.engines import reader_of
+from hintloop_rollout_proxy.engines.dialect import CHAT, Hidden
 from hintloop_rollout_proxy.events import EventRelay
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ SHOWN = b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'
 
 
 def make_relay() -> EventRelay:
-    return EventRelay(dialect_of("vllm").reader(Wishes(stream=True), "policy"))
+    return EventRelay(reader_of(CHAT, Hidden(logprobs=True, choice=("token_ids",)), "policy"))
 
 
 @given(st.lists(st.integers(0, 400), max_size=12), st.sampled_from([b"\n", b"\r\n", b"\r"]))
@@ -53,4 +53,4 @@ def test_payload_over_several_lines_is_read_and_hidden() -> None:
     relay = make_relay()
     out = relay.feed(b"data: " + EVENT[:10] + b"\ndata: " + EVENT[10:] + b"\n\n")
     assert b"token_ids" not in out and b'"content":"a"' in out
-    assert relay._reader.answer.response_ids == [1]
+    assert relay._reader.answer.choices[0].response_ids == [1]

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE
 from hintloop_rollout_proxy.errors import BadRequestError
-from hintloop_rollout_proxy.request import check_numbers, read_fields, read_sampling, session_key, untrainable
+from hintloop_rollout_proxy.request import check_numbers, fill_defaults, read_fields, read_request, session_key
 
 
 def fields_of(body: dict[str, Any]) -> Any:
@@ -50,23 +51,23 @@ def test_session_key(headers: dict[bytes, bytes], body: dict[str, Any], expected
     ],
 )
 def test_constrained(body: dict[str, Any], constrained: bool) -> None:
-    assert read_sampling(fields_of(body)).constrained is constrained
+    assert read_request(CHAT, fields_of(body)).sampling.constrained is constrained
 
 
 def test_sampling_reads_what_is_there() -> None:
-    sampling = read_sampling(
-        fields_of({"temperature": 0, "top_p": 0.9, "top_k": -1, "min_p": 0.05, "max_completion_tokens": 9, "seed": 3})
-    )
+    asked = {"temperature": 0, "top_p": 0.9, "top_k": -1, "min_p": 0.05, "max_completion_tokens": 9, "seed": 3}
+    sampling = read_request(CHAT, fields_of(asked)).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.9, None)
     assert (sampling.min_p, sampling.max_tokens, sampling.seed) == (0.05, 9, 3)
-    assert read_sampling(fields_of({})).temperature == 1.0
+    assert read_request(CHAT, fields_of({})).sampling.temperature == 1.0
 
 
 def test_text_in_any_form_is_trainable() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}, {"role": "tool"}]
-    assert untrainable(fields_of({"messages": messages, "n": 1})) is None
-    assert untrainable(fields_of({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}))
+    assert read_request(CHAT, fields_of({"messages": messages, "n": 1})).untrainable is None
+    audio = [{"role": "user", "content": [{"type": "input_audio"}]}]
+    assert read_request(CHAT, fields_of({"messages": audio})).untrainable is not None
 
 
 def test_no_object_has_no_fields() -> None:
@@ -92,9 +93,61 @@ def test_no_object_has_no_fields() -> None:
 def test_numbers_that_cannot_be_recorded_are_not_trained(member: str, text: str) -> None:
     fields = read_fields(f'{{"messages":[],"{member}":{text}}}'.encode())
     assert fields is not None
-    reason = untrainable(fields)
-    assert reason is not None and reason.startswith(f"{member} = ")
-    msgspec.msgpack.encode(read_sampling(fields))
+    reading = read_request(CHAT, fields)
+    assert reading.untrainable is not None and reading.untrainable.startswith(f"{member} = ")
+    msgspec.msgpack.encode(reading.sampling)
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "word"),
+    [
+        (COMPLETIONS, {"prompt": "a"}, None),
+        (COMPLETIONS, {"prompt": [1, 2], "n": 2, "best_of": 2}, None),
+        (COMPLETIONS, {"prompt": ["a"]}, "no single prompt"),
+        (COMPLETIONS, {"prompt": [[1]]}, "no single prompt"),
+        (COMPLETIONS, {}, "no single prompt"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 3}, "best_of = 3"),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, "echo"),
+        (COMPLETIONS, {"prompt": "a", "use_beam_search": True}, "beam"),
+        (GENERATE, {"text": "a"}, None),
+        (GENERATE, {"input_ids": [1]}, None),
+        (GENERATE, {"text": ["a"]}, "no single prompt"),
+        (GENERATE, {"input_ids": [[1]]}, "no single prompt"),
+        (GENERATE, {"text": "a", "image_data": "x"}, "image_data"),
+        (GENERATE, {"text": "a", "sampling_params": [{}]}, "list"),
+        (GENERATE, {"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature"),
+    ],
+)
+def test_what_of_the_other_apis_is_trained(api: str, body: dict[str, Any], word: str | None) -> None:
+    untrainable = read_request(api, fields_of(body)).untrainable
+    assert untrainable is None if word is None else untrainable is not None and word in untrainable
+
+
+def test_choices_are_counted() -> None:
+    assert read_request(CHAT, fields_of({"n": 3})).num_choices == 3
+    assert read_request(GENERATE, fields_of({"text": "a", "sampling_params": {"n": 2}})).num_choices == 2
+
+
+def test_sampling_of_generate() -> None:
+    params = {"temperature": 0.5, "max_new_tokens": 7, "sampling_seed": 2, "regex": "a+"}
+    reading = read_request(GENERATE, fields_of({"text": "a", "sampling_params": params}))
+    sampling = reading.sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.seed, sampling.constrained) == (0.5, 7, 2, True)
+    assert reading.leaves_sampling_out
+
+
+def test_defaults_are_filled_where_each_api_has_them() -> None:
+    fields = fields_of({"text": "a", "sampling_params": {"top_p": 0.5}})
+    fill_defaults(GENERATE, fields, 0.7, 0.9, 5)
+    assert json.loads(bytes(fields["sampling_params"])) == {"temperature": 0.7, "top_p": 0.5, "max_new_tokens": 5}
+    fields = fields_of({"prompt": "a", "max_tokens": 3})
+    fill_defaults(COMPLETIONS, fields, 0.7, 0.9, 5)
+    assert {name: json.loads(bytes(raw)) for name, raw in fields.items()} == {
+        "prompt": "a",
+        "max_tokens": 3,
+        "temperature": 0.7,
+        "top_p": 0.9,
+    }
 
 
 def test_json_that_nests_too_deep_is_refused() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hintloop_contract.config.schema import Config
 
+from hintloop_rollout_proxy.apis.translation import TranslatedApi
 from hintloop_rollout_proxy.background import Background
 from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.engines.dialect import Dialect
@@ -39,3 +41,4 @@ class ProxyDeps:
     metrics: ProxyMetrics
     engine_key: str | None
     background: Background
+    translated: Mapping[str, TranslatedApi] = field(default_factory=dict)

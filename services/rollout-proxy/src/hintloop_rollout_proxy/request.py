@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from hintloop_contract.messages import Sampling
 
-from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields
+from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, RAW_NULL, Fields
 from hintloop_rollout_proxy.errors import BadRequestError
 
 #: Headers that name a session, in order of preference. ``thread-id`` tells sub-agents of one session apart.
@@ -133,9 +133,15 @@ def value_of(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
 
 
 def values_of(fields: Mapping[str, msgspec.Raw], names: frozenset[str]) -> dict[str, Any]:
-    """Those of ``names`` that are there and not null."""
-    found = {name: value_of(fields, name) for name in fields.keys() & names}
-    return {name: value for name, value in found.items() if value is not None}
+    """Those of ``names`` that are there and not null; one that cannot be read is its own text."""
+    values = {}
+    for name in fields.keys() & names:
+        value = value_of(fields, name)
+        if value is None and fields[name] != RAW_NULL:
+            value = bytes(fields[name]).decode(errors="replace")
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def session_key(fields: Fields, headers: Mapping[bytes, bytes]) -> str | None:
