@@ -39,6 +39,7 @@ from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_head
 PASSED = frozenset(
     (
         "/v1/models",
+        "/v1/messages/count_tokens",
         "/tokenize",
         "/v1/tokenize",
         "/detokenize",
@@ -201,7 +202,7 @@ class ProxyApp:
 
 
 #: Paths whose body names a model.
-MODEL_NAMED = frozenset(("/tokenize", "/v1/tokenize", "/detokenize"))
+MODEL_NAMED = frozenset(("/v1/messages/count_tokens", "/tokenize", "/v1/tokenize", "/detokenize"))
 
 
 def refuse_unlisted(method: str, path: str) -> None:

@@ -135,8 +135,14 @@ class TranslatingRelay(EventRelay):
     def _write(self, event: bytes, payload: bytes, seen: bytes) -> bytes:
         if self._over:
             return b""
-        error = self._reader.answer.error
-        return self._translation.event(seen) if error is None else self.broken(error)
+        answer = self._reader.answer
+        if answer.error is None:
+            try:
+                return self._translation.event(seen)
+            except Exception as error:  # noqa: BLE001 - the client is told, whatever cannot be translated
+                log.warning("untranslatable event in an answer", error=repr(error))
+                answer.error = f"untranslatable event: {error!s:.200}"
+        return self.broken(answer.error)
 
     def _done(self, event: bytes) -> bytes:
         if self._over:

@@ -16,6 +16,8 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_contract.redis_broker import RedisBroker, connect
 
+from hintloop_rollout_proxy.apis.response_store import ResponseStore
+from hintloop_rollout_proxy.apis.table import translated_apis
 from hintloop_rollout_proxy.app import make_app
 from hintloop_rollout_proxy.background import Background
 from hintloop_rollout_proxy.clock import RedisClock
@@ -70,6 +72,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             metrics=metrics,
             engine_key=engine_key if gate.checks_keys else None,
             background=Background(),
+            translated=translated_apis(ResponseStore(broker, ttl_s=config.rollout.session_timeout_sec)),
         )
     finally:
         await session.close()

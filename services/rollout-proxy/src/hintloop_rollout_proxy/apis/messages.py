@@ -11,7 +11,6 @@ from hintloop_rollout_proxy.apis.messages_request import read_request
 from hintloop_rollout_proxy.apis.translation import Fields
 
 PATH = "/v1/messages"
-COUNT_PATH = "/v1/messages/count_tokens"
 
 
 def translate(fields: Fields) -> MessagesAnswer:
@@ -29,6 +28,3 @@ class MessagesApi:
     async def translate(self, fields: Fields, tenant: str) -> MessagesAnswer:
         """The translation of a request by any ``tenant``; raises like :func:`translate`."""
         return translate(fields)
-
-    async def finish(self, translation: MessagesAnswer, tenant: str) -> None:
-        """Nothing is to be done."""
