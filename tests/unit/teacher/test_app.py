@@ -7,6 +7,7 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
 from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_teacher.app import make_app
+from hintloop_teacher.bodies import ForcedBody, ForcedReply, ProblemReply
 from hintloop_teacher.dialects.base import EngineFacts
 from hintloop_teacher.probe import ProbeReport
 from hintloop_teacher.scoring import ForcedScorer
@@ -63,6 +64,37 @@ def test_a_student_that_cannot_be_read(model: str, words: str) -> None:
         read_vocabulary(model, model)
 
 
+BROKEN: list[tuple[dict[str, Any], str | None]] = [
+    ({"response_ids": []}, "response_ids"),
+    ({"prompt_ids": [0, -1]}, "prompt_ids[1]"),
+    ({"prompt_ids": [0, "1"]}, "prompt_ids[1]"),
+    ({"response_ids": None}, "response_ids"),
+    ({"top_k": 5000}, "top_k"),
+    ({"extra": 1}, "extra"),
+    ({"candidate_ids": [[0], [True]]}, "candidate_ids[1][0]"),
+    ({"candidate_ids": [[0], [1]]}, None),
+]
+
+
+async def test_the_description_has_examples_that_hold(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    deps = await build_deps(
+        Config.model_validate({"model": {"student_model_path": save_model(tmp_path / "m")}}), broker
+    )
+    async with AsyncClient(transport=ASGITransport(make_app(deps)), base_url="http://test") as http:
+        described = (await http.get("/openapi.json")).json()
+    schemas = described["components"]["schemas"]
+    for example in schemas["ForcedBody"]["examples"]:
+        ForcedBody.model_validate(example)
+    for example in schemas["ForcedReply"]["examples"]:
+        ForcedReply.model_validate(example)
+    answers = described["paths"]["/v1/forced_logprobs"]["post"]["responses"]
+    for status in ("422", "502", "503"):
+        ProblemReply.model_validate(answers[status]["content"]["application/json"]["example"])
+    assert schemas["ForcedBody"]["properties"]["response_ids"]["description"]
+    await broker.close()
+
+
 async def test_forced_logprobs_over_http(tmp_path: Path) -> None:
     broker = MemoryBroker()
     settings: dict[str, Any] = {
@@ -72,7 +104,8 @@ async def test_forced_logprobs_over_http(tmp_path: Path) -> None:
     deps = await build_deps(Config.model_validate(settings), broker)
     body = {"prompt_ids": [0, 1], "response_ids": [2, 3], "top_k": 2}
     async with AsyncClient(transport=ASGITransport(make_app(deps)), base_url="http://test") as http:
-        assert (await http.get("/v1/prm")).json() == {"teacher": {"probed": False, "needed": True}}
+        nothing = {"probed": False, "needed": True, "problem": None, "control": None}
+        assert (await http.get("/v1/prm")).json() == {"teacher": nothing}
         reply = await http.post("/v1/forced_logprobs", json=body)
         assert (reply.status_code, reply.json()["detail"]["reason"]) == (503, "prm_engine")
         facts = EngineFacts("fake", "1", "teacher", 64)
@@ -86,8 +119,19 @@ async def test_forced_logprobs_over_http(tmp_path: Path) -> None:
         assert plain["topk_ids"] is None
         outside = await http.post("/v1/forced_logprobs", json={**body, "response_ids": [4]})
         assert (outside.status_code, outside.json()["detail"]["reason"]) == (422, "teacher_misaligned")
-        for broken in ({**body, "response_ids": []}, {**body, "prompt_ids": [-1]}, {**body, "extra": 1}):
-            assert (await http.post("/v1/forced_logprobs", json=broken)).status_code == 422
+        for changes, field in BROKEN:
+            refused = await http.post("/v1/forced_logprobs", json={**body, **changes})
+            detail = refused.json()["detail"]
+            assert (refused.status_code, detail["reason"], detail["field"]) == (422, "invalid", field)
+            assert field is None or detail["message"].startswith(f"{field}: ")
+        given = {**body, "top_k": 0, "candidate_ids": [[0, 1], [1, 2]]}
+        unsupported = await http.post("/v1/forced_logprobs", json=given)
+        assert (unsupported.status_code, unsupported.json()["detail"]["reason"]) == (422, "unsupported")
+        other = await http.post("/v1/forced_logprobs", json={**body, "model": "other"})
+        assert "model: 'other' is asked" in other.json()["detail"]["message"]
+        deps.engine._scorer.dialect.value = None  # type: ignore[attr-defined]
+        missing = await http.post("/v1/forced_logprobs", json=body)
+        assert (missing.status_code, missing.json()["detail"]["reason"]) == (502, "teacher_missing")
         assert (await http.get("/v1/prm")).json()["teacher"]["model"] == "teacher"
         assert "hintloop_teacher_turns" in (await http.get("/metrics")).text
     await deps.engine.close()

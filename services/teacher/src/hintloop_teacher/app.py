@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.config.schema import Config
-from hintloop_contract.errors import DependencyError
+from hintloop_contract.errors import DependencyError, HintloopError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
 
 from hintloop_teacher.auth import require_key
+from hintloop_teacher.bodies import PRM_EXAMPLE, PROBLEMS, FieldNamingRoute, ForcedBody, ForcedReply, reply
 from hintloop_teacher.control import ControlReport, RecentTurns
 from hintloop_teacher.engine import TeacherEngine
-from hintloop_teacher.errors import ProbeError, RefusedError, TeachError
-from hintloop_teacher.forced import ForcedScores
+from hintloop_teacher.errors import (
+    MisalignedError,
+    MissingError,
+    ProbeError,
+    RefusedError,
+    TeachError,
+    UnsupportedError,
+    WrongIdsError,
+)
 from hintloop_teacher.metrics import TeacherMetrics
 from hintloop_teacher.rendering import Renderer
-
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
 @dataclass(slots=True)
@@ -38,80 +43,68 @@ class TeacherDeps:
     control: ControlReport | None = None
 
 
-class ForcedBody(BaseModel):
-    """Score ``response_ids`` (T tokens) behind ``prompt_ids``, with ``top_k`` candidates per token."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    prompt_ids: Ids
-    """Token ids before the response."""
-    response_ids: Ids
-    """Token ids to score."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Candidates per token; 0 for none."""
-
-
-class ForcedReply(BaseModel):
-    """Nats at temperature 1: ``logprobs`` [T]; ``topk_ids`` and ``topk_logprobs`` [T, K], ``tail_logprobs`` [T]."""
-
-    logprobs: list[float]
-    topk_ids: list[list[int]] | None = None
-    topk_logprobs: list[list[float]] | None = None
-    tail_logprobs: list[float] | None = None
-    model: str
-
-
 def router(deps: TeacherDeps) -> APIRouter:
     """``POST /v1/forced_logprobs``."""
-    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))])
+    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))], route_class=FieldNamingRoute)
 
-    @routes.post("/v1/forced_logprobs")
+    @routes.post("/v1/forced_logprobs", summary="Log-probabilities of given tokens", responses=PROBLEMS)
     async def forced_logprobs(body: ForcedBody) -> ForcedReply:
-        """Score given tokens."""
+        """What the teacher says of tokens that it did not sample, at temperature 1."""
         try:
             if deps.engine.report is None:
                 await deps.engine.prepare()
             scorer = deps.engine.scorer
-            scores = await scorer.score(body.prompt_ids, body.response_ids, body.top_k)
-        except TeachError as error:
-            raise HTTPException(422, {"reason": str(error.reason), "message": str(error)}) from error
-        except RefusedError as error:
-            raise HTTPException(422, {"reason": "refused", "message": str(error)}) from error
-        except (DependencyError, ProbeError) as error:
-            raise HTTPException(503, {"reason": "prm_engine", "message": str(error)}) from error
-        return _reply(scores, scorer.facts.model)
+            if body.model is not None and body.model != scorer.facts.model:
+                raise UnsupportedError(f"model: {body.model!r} is asked, {scorer.facts.model!r} teaches here")
+            scores = await scorer.score(body.prompt_ids, body.response_ids, body.top_k, body.candidate_ids)
+        except HintloopError as error:
+            status, reason = _answer_to(error)
+            raise HTTPException(status, {"reason": reason, "message": str(error), "field": None}) from error
+        return reply(scores, scorer.facts)
 
     return routes
 
 
-def _reply(scores: ForcedScores, model: str) -> ForcedReply:
-    def listed(array: Any) -> Any:
-        return None if array is None else array.tolist()
-
-    return ForcedReply(
-        logprobs=scores.logprobs.tolist(),
-        topk_ids=listed(scores.topk_ids),
-        topk_logprobs=listed(scores.topk_logprobs),
-        tail_logprobs=listed(scores.tail_logprobs),
-        model=model,
-    )
+def _answer_to(error: HintloopError) -> tuple[int, str]:
+    """Status and reason. What is missing or shifted is the engine's doing, unless the ids were wrong as sent."""
+    if isinstance(error, MissingError | MisalignedError) and not isinstance(error, WrongIdsError):
+        return 502, str(error.reason)
+    if isinstance(error, TeachError):
+        return 422, str(error.reason)
+    if isinstance(error, UnsupportedError | RefusedError):
+        return 422, "unsupported" if isinstance(error, UnsupportedError) else "refused"
+    if isinstance(error, DependencyError | ProbeError):
+        return 503, "prm_engine"
+    raise error
 
 
 def prm_part(deps: TeacherDeps) -> dict[str, Any]:
     """The teacher's part of ``GET /v1/prm``: what the probe found, or that it is still to come."""
     report = deps.engine.report
-    if report is None:
-        return {"probed": False, "needed": deps.needs.teacher}
-    return {"probed": True, "needed": deps.needs.teacher, **report.as_dict()}
+    found = {} if report is None else report.as_dict()
+    control = None if deps.control is None else deps.control.as_dict()
+    return {
+        "probed": report is not None,
+        "needed": deps.needs.prm_engine,
+        **found,
+        "problem": deps.engine.problem,
+        "control": control,
+    }
 
 
 def make_app(deps: TeacherDeps) -> FastAPI:
     """The teacher alone: its routes, ``/v1/prm``, ``/health`` and ``/metrics``."""
-    app = FastAPI(title="Hintloop teacher", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Hintloop teacher", description="OpenAPI at `/openapi.json`.", redoc_url=None)
     app.include_router(router(deps))
 
-    @app.get("/v1/prm", dependencies=[Depends(require_key(deps.config.prm.api_keys))])
+    @app.get(
+        "/v1/prm",
+        summary="What the PRM engine can do",
+        dependencies=[Depends(require_key(deps.config.prm.api_keys))],
+        responses={200: {"content": {"application/json": {"example": PRM_EXAMPLE}}}},
+    )
     async def prm() -> dict[str, Any]:
+        """What the probe at start found, and the last null-hint control."""
         return {"teacher": prm_part(deps)}
 
     @app.get("/health")

@@ -67,6 +67,10 @@ class MisalignedError(TeachError):
     reason = DropReason.TEACHER_MISALIGNED
 
 
+class WrongIdsError(MisalignedError):
+    """The ids that were to be scored are wrong by themselves: none, outside the vocabulary, or not one row a token."""
+
+
 class TooLongError(TeachError):
     """Longer than ``model.max_seq_len`` or than the PRM engine's context."""
 

@@ -15,7 +15,7 @@ from hintloop_contract.errors import DependencyError
 
 from hintloop_teacher.concurrency import all_of
 from hintloop_teacher.dialects.base import Dialect, EngineFacts, Message, Question
-from hintloop_teacher.errors import MisalignedError, RefusedError, TooLongError, UnsupportedError
+from hintloop_teacher.errors import RefusedError, TooLongError, UnsupportedError, WrongIdsError
 from hintloop_teacher.forced import ForcedScores, check_scores, joined, with_candidates
 
 DEPENDENCY = "prm-engine"
@@ -72,7 +72,8 @@ class ForcedScorer:
 
         Raises:
             TooLongError: prompt and response exceed the engine's context.
-            MisalignedError: an id is outside the vocabulary, or other tokens were scored.
+            WrongIdsError: an id is outside the vocabulary, or rows of candidates do not fit.
+            MisalignedError: other tokens were scored.
             MissingError: a log-probability is missing.
             UnsupportedError: the engine scores no given candidates, or takes no ids.
             RefusedError: the engine refuses the request.
@@ -133,7 +134,7 @@ class ForcedScorer:
     def _check(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> None:
         if not prompt_ids or not response_ids:
             empty = "prompt_ids" if not prompt_ids else "response_ids"
-            raise MisalignedError(f"{empty} is empty; at least one token is needed")
+            raise WrongIdsError(f"{empty} is empty; at least one token is needed")
         self._check_ids("prompt token", prompt_ids)
         self._check_ids("response token", response_ids)
         length, limit = len(prompt_ids) + len(response_ids), self.facts.max_input_len
@@ -142,21 +143,21 @@ class ForcedScorer:
 
     def _check_candidates(self, response_ids: Sequence[int], candidate_ids: Sequence[Sequence[int]]) -> None:
         if len(candidate_ids) != len(response_ids):
-            raise MisalignedError(
+            raise WrongIdsError(
                 f"candidate_ids has {len(candidate_ids)} rows, response_ids {len(response_ids)} tokens; "
                 "give one row of candidates per response token"
             )
         widths = {len(row) for row in candidate_ids}
         if len(widths) != 1 or widths == {0}:
-            raise MisalignedError(f"rows of candidate_ids have {sorted(widths)} ids; give K in each, at least 1")
+            raise WrongIdsError(f"rows of candidate_ids have {sorted(widths)} ids; give K in each, at least 1")
         for position, row in enumerate(candidate_ids):
             self._check_ids(f"candidate at response token {position}, number", row)
             if len(set(row)) != len(row):
-                raise MisalignedError(f"candidate_ids at response token {position} name an id twice; give K distinct")
+                raise WrongIdsError(f"candidate_ids at response token {position} name an id twice; give K distinct")
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:
             wrong = next(i for i, token in enumerate(ids) if not 0 <= token < self.vocabulary_size)
-            raise MisalignedError(
+            raise WrongIdsError(
                 f"{name} {wrong} is {ids[wrong]}, outside the vocabulary of {self.vocabulary_size} tokens"
             )

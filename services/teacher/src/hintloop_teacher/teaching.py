@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
+import msgspec
 import structlog
 from hintloop_contract.broker import Broker, Entry
 from hintloop_contract.config.needs import SignalNeeds
@@ -15,11 +17,20 @@ from hintloop_contract.worker import Discard, Forward, Outcome
 
 from hintloop_teacher.control import RecentTurns
 from hintloop_teacher.engine import TeacherEngine
-from hintloop_teacher.errors import RecordError, TeachError
+from hintloop_teacher.errors import (
+    MisalignedError,
+    MissingError,
+    RecordError,
+    RefusedError,
+    RenderMismatchError,
+    TeachError,
+    TooLongError,
+    UnsupportedError,
+)
 from hintloop_teacher.forced import ForcedScores
-from hintloop_teacher.hints import hint_block
+from hintloop_teacher.hints import Message, hint_block
 from hintloop_teacher.metrics import TeacherMetrics
-from hintloop_teacher.rendering import Renderer, read_request
+from hintloop_teacher.rendering import Hinted, Renderer, read_request
 
 #: Under `combine` these cost a turn its hint only; its score still teaches.
 HINT_ONLY = (DropReason.NO_HINT, DropReason.NO_HINT_PLACE, DropReason.RENDER_MISMATCH, DropReason.TOO_LONG)
@@ -93,21 +104,55 @@ class TurnTeacher:
                 return Forward(_sample(judged, record))
             return Discard(error.reason, str(error))
 
+    async def _left_to_trainer(self, judged: JudgedTurn, record: TurnRecord, hint: str | None) -> Sample:
+        """The prompt with its hint; scores are the trainer's business."""
+        turn, hinted_ids = judged.turn, [int(token) for token in unpack(record.prompt_ids)]
+        if hint is not None:
+            request = read_request(
+                turn.engine, turn.engine_url, record.messages, record.tools, record.rendering, hinted_ids
+            )
+            block = hint_block(self._config.opd.hint_format, hint)
+            hinted_ids = (await self._renderer.hinted(request, block)).ids
+        length, limit = len(hinted_ids) + len(record.response_ids), self._config.model.max_seq_len
+        if length > limit:
+            raise TooLongError(f"{length} tokens with the hint; model.max_seq_len is {limit}")
+        sample = _sample(judged, record, num_hinted_prompt_tokens=len(hinted_ids))
+        return msgspec.structs.replace(sample, hinted_prompt_ids=pack(hinted_ids, "int32"))
+
     async def _scored(self, judged: JudgedTurn, record: TurnRecord, hint: str | None) -> Sample:
+        if self._needs.by_trainer:
+            return await self._left_to_trainer(judged, record, hint)
         prompt_ids = [int(token) for token in unpack(record.prompt_ids)]
         response_ids = [int(token) for token in unpack(record.response_ids)]
-        if hint is not None:
+        scorer = self._engine.scorer
+        # Without a hint the whole block is left out: the null hint is the captured prompt itself.
+        hinted, messages = Hinted(prompt_ids, None), None
+        if hint is not None or not scorer.dialect.takes_ids:
             turn = judged.turn
             request = read_request(
                 turn.engine, turn.engine_url, record.messages, record.tools, record.rendering, prompt_ids
             )
-            block = hint_block(self._config.opd.hint_format, hint)
-            prompt_ids = await self._renderer.hinted_ids(request, block)
-        # Without a hint the whole block is left out: the null hint is the captured prompt itself.
-        scorer = self._engine.scorer
-        scores = await scorer.score(prompt_ids, response_ids, self._needs.top_k)
+            hinted = Hinted(prompt_ids, request.messages or None)
+            if hint is not None:
+                hinted = await self._renderer.hinted(request, hint_block(self._config.opd.hint_format, hint))
+        if not scorer.dialect.takes_ids:
+            messages = _with_answer(hinted, record)
+        try:
+            scores = await scorer.score(hinted.ids, response_ids, self._needs.top_k, messages=messages)
+        except (UnsupportedError, RefusedError, MissingError, MisalignedError) as error:
+            # One turn's trouble, or an engine that can teach no more? Then none of the turns that wait is to blame.
+            await self._engine.check_again(str(error))
+            raise
         self._metrics.tokens.inc(len(response_ids))
-        return _sample(judged, record, scores, scorer.facts.model, len(prompt_ids))
+        dtype = self._config.topk_opd.logprobs_dtype
+        return _sample(judged, record, scores, scorer.facts.model, len(hinted.ids), topk_dtype=dtype)
+
+
+def _with_answer(hinted: Hinted, record: TurnRecord) -> list[Message]:
+    if hinted.messages is None:
+        raise RenderMismatchError("the PRM engine takes messages, and only the ids of this turn's prompt are known")
+    answer = json.loads(record.answer)
+    return [*hinted.messages, {"role": "assistant", **answer}]
 
 
 def _sample(
@@ -116,6 +161,8 @@ def _sample(
     scores: ForcedScores | None = None,
     teacher_model: str | None = None,
     num_hinted_prompt_tokens: int | None = None,
+    *,
+    topk_dtype: str = "float16",
 ) -> Sample:
     turn = judged.turn
     with_topk = scores is not None and scores.topk_ids is not None
@@ -136,7 +183,7 @@ def _sample(
         hint=judged.judgement.hint,
         teacher_logprobs=pack(scores.logprobs, "float32") if scores else None,
         teacher_topk_ids=pack(scores.topk_ids, "int32") if scores and with_topk else None,
-        teacher_topk_logprobs=pack(scores.topk_logprobs, "float16") if scores and with_topk else None,
+        teacher_topk_logprobs=pack(scores.topk_logprobs, topk_dtype) if scores and with_topk else None,
         teacher_tail_logprobs=pack(scores.tail_logprobs, "float32") if scores and with_topk else None,
         teacher_model=teacher_model,
         num_hinted_prompt_tokens=num_hinted_prompt_tokens,

@@ -82,7 +82,9 @@ async def build_deps(
 
     engines = PolicyEngines(policy, config.engine_urls, config.rollout.engine)
     engine = TeacherEngine(prm, config.prm, vocabulary, needs.top_k)
-    return TeacherDeps(config, broker, needs, Renderer(engines, vocabulary), engine, TeacherMetrics(registry))
+    return TeacherDeps(
+        config, broker, needs, Renderer(engines, vocabulary, config.opd.hint_place), engine, TeacherMetrics(registry)
+    )
 
 
 async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
@@ -105,11 +107,13 @@ async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
     )
 
     async def ready() -> bool:
-        # Without a teacher nothing is rendered or scored: no engine is waited for.
-        return not deps.needs.teacher or (await deps.engine.ready() and await deps.renderer.ready())
+        # What is neither rendered nor scored waits for no engine.
+        if deps.needs.prm_engine and not await deps.engine.ready():
+            return False
+        return not deps.needs.teacher or await deps.renderer.ready()
 
     try:
-        if deps.needs.teacher:
+        if deps.needs.prm_engine:
             await _until_there(deps.engine.prepare, stop)
         await _until_there(deps.broker.ensure_groups, stop)
         control = asyncio.create_task(_control(deps, stop))
@@ -125,7 +129,7 @@ async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
 
 async def _control(deps: TeacherDeps, stop: asyncio.Event) -> None:
     """The null-hint control at start, and once more when enough turns were seen to run the policy's side."""
-    if not deps.needs.teacher:
+    if not deps.needs.prm_engine:
         return
     while not stop.is_set():
         try:
