@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from traceback import format_tb
 
 import aiohttp
 import msgspec
@@ -31,6 +32,7 @@ from hintloop_rollout_proxy.errors import (
     InternalError,
     PathRefusedError,
     RefusedError,
+    said,
 )
 from hintloop_rollout_proxy.request import check_numbers, read_fields
 from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
@@ -87,13 +89,14 @@ class ProxyApp:
             await send_refusal(client, error, path)
         except ClientGoneError:
             pass
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the edge: what a client gets is its API's error
             status = InternalError.status
-            log.exception("request failed", path=path)
-            if client.started:
-                raise
-            metrics_.refused.labels(InternalError.code).inc()
+            log.error("request failed", path=path, error=said(error), trace=format_tb(error.__traceback__))
             own = InternalError(f"the proxy failed at this request: {type(error).__name__}")
+            if client.started:
+                # The server cuts the connection, and logs what it is given.
+                raise own from None
+            metrics_.refused.labels(InternalError.code).inc()
             await send_refusal(client, own, path)
         finally:
             metrics_.in_flight.dec()
@@ -153,7 +156,7 @@ class ProxyApp:
             except TimeoutError:
                 error: RefusedError = EngineTimeoutError(f"no whole answer within {limit_s:g} s")
             except aiohttp.ClientError as problem:
-                error = EngineUnreachableError(f"the engine's answer broke off: {problem!r}")
+                error = EngineUnreachableError(f"the engine's answer broke off: {said(problem)}")
         if started:
             return started[0]
         raise error

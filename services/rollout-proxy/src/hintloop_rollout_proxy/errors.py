@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 from hintloop_contract.errors import HintloopError
 
@@ -125,3 +127,18 @@ class ProbeError(RolloutProxyError):
 
 class SpoolError(RolloutProxyError):
     """The disk spool cannot be used; the message names the directory and the fix."""
+
+
+def said(error: BaseException) -> str:
+    """An error as logs and clients may see it: its class and, where they hold nothing foreign, its words.
+
+    What libraries say of data that they cannot read quotes it, and what an HTTP client says of a request names its
+    headers, keys among them; of such an error only the place is told.
+    """
+    name = type(error).__name__
+    if isinstance(error, HintloopError | OSError):
+        return f"{name}: {error!s:.300}"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return name if trace is None else f"{name} at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"

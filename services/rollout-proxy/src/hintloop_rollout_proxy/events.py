@@ -9,6 +9,7 @@ import structlog
 
 from hintloop_rollout_proxy.apis.translation import Translation
 from hintloop_rollout_proxy.engines.dialect import Reader
+from hintloop_rollout_proxy.errors import said
 
 #: Two line ends in a row; a line ends in CR LF, LF or CR, and a CR LF is never taken for two.
 BORDER = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -90,7 +91,7 @@ class EventRelay:
         try:
             seen = self._reader.event(payload)
         except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
-            log.warning("unreadable event in an answer", error=repr(error))
+            log.warning("unreadable event in an answer", error=said(error))
             self._reader.answer.error = f"unreadable event: {error!s:.200}"
             seen = self._reader.hide(payload)
         return None if seen is None else self._write(event, payload, seen)
@@ -140,7 +141,7 @@ class TranslatingRelay(EventRelay):
             try:
                 return self._translation.event(seen)
             except Exception as error:  # noqa: BLE001 - the client is told, whatever cannot be translated
-                log.warning("untranslatable event in an answer", error=repr(error))
+                log.warning("untranslatable event in an answer", error=said(error))
                 answer.error = f"untranslatable event: {error!s:.200}"
         return self.broken(answer.error)
 

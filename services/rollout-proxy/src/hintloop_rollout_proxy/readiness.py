@@ -13,7 +13,7 @@ import structlog
 
 from hintloop_rollout_proxy.engines.dialect import Dialect
 from hintloop_rollout_proxy.engines.probe import EngineProbe, Health
-from hintloop_rollout_proxy.errors import ProbeError
+from hintloop_rollout_proxy.errors import ProbeError, said
 from hintloop_rollout_proxy.upstream import Engine, EnginePool
 
 POLL_S = 2.0
@@ -114,9 +114,9 @@ class EngineWatch:
         try:
             facts = await look.probe.facts(self._dialect.name, self._dialect.tempered_space)
         except Exception as error:  # noqa: BLE001 - whatever an engine answers, the watch goes on
-            if look.failure != str(error):
-                log.warning("engine could not be probed; its answers will not be trained", error=repr(error))
-            look.failure = str(error) or repr(error)
+            if look.failure != said(error):
+                log.warning("engine could not be probed; its answers will not be trained", error=said(error))
+            look.failure = said(error)
             look.probe_at, look.wait_s = time.monotonic() + look.wait_s, min(2 * look.wait_s, PROBE_AGAIN_MAX_S)
         else:
             engine.model, engine.behaviour_space = facts.model, facts.behaviour_space

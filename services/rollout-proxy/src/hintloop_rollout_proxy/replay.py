@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from hintloop_rollout_proxy.errors import said
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.parcels import UNDECODABLE, Parcel, decode_record
 from hintloop_rollout_proxy.spool import Spool
@@ -88,7 +89,7 @@ class SpoolReplay:
         except UNDECODABLE as error:
             self._num_undecodable += 1
             self._metrics.spool_undecodable.inc()
-            log.error("spooled record cannot be decoded", error=repr(error))
+            log.error("spooled record cannot be decoded", error=said(error))
             return None
 
     def _end_segment(self) -> None:

@@ -30,7 +30,7 @@ from hintloop_rollout_proxy.capturing import Exchange, captures_of
 from hintloop_rollout_proxy.deps import ProxyDeps
 from hintloop_rollout_proxy.engines.answer import Answer
 from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields, Reader
-from hintloop_rollout_proxy.errors import EngineTimeoutError, EngineUnreachableError, RefusedError
+from hintloop_rollout_proxy.errors import EngineTimeoutError, EngineUnreachableError, RefusedError, said
 from hintloop_rollout_proxy.events import EventRelay, TranslatingRelay
 from hintloop_rollout_proxy.gate import Client
 from hintloop_rollout_proxy.parcels import Parcel
@@ -182,7 +182,7 @@ class Handler:
             exchange.refuse(error.status, str(error))
             await self._refuse(job, error)
         except aiohttp.ClientError as error:
-            exchange.abort(f"the engine's answer broke off: {error!r}")
+            exchange.abort(f"the engine's answer broke off: {said(error)}")
             await self._refuse(job, EngineUnreachableError(exchange.detail))
 
     async def _refuse(self, job: Job, error: RefusedError) -> None:
@@ -295,7 +295,7 @@ class Handler:
             captures = self._make_captures(exchange)
         except Exception as error:  # noqa: BLE001 - one request, whatever is wrong with it
             deps.metrics.lost.labels("unreadable").inc()
-            log.error("capture lost", turn_id=exchange.turn_id, error=repr(error))
+            log.error("capture lost", turn_id=exchange.turn_id, error=said(error))
             deps.flight.end(exchange.turn_id)
             return
         for capture in captures:
@@ -310,7 +310,7 @@ class Handler:
         try:
             return captures_of(exchange, end_ms)
         except Exception as error:  # noqa: BLE001 - one answer, whatever is wrong with it
-            log.error("answer cannot be captured", turn_id=exchange.turn_id, error=repr(error))
+            log.error("answer cannot be captured", turn_id=exchange.turn_id, error=said(error))
             exchange.answer = Answer()
             exchange.abort(f"the answer cannot be captured: {error!r:.200}")
             return captures_of(exchange, end_ms)
@@ -327,7 +327,7 @@ def read_whole(reader: Reader, data: bytes) -> bytes | None:
     try:
         return reader.body(data)
     except Exception as error:  # noqa: BLE001 - the client gets its answer, whatever we cannot read of it
-        log.warning("unreadable answer", error=repr(error))
+        log.warning("unreadable answer", error=said(error))
         reader.answer.finished = False
         reader.answer.error = f"unreadable answer: {error!s:.200}"
         return reader.hide(data)

@@ -11,7 +11,7 @@ import structlog
 from yarl import URL
 
 from hintloop_rollout_proxy.asgi import RawHeaders
-from hintloop_rollout_proxy.errors import EngineUnreachableError
+from hintloop_rollout_proxy.errors import EngineUnreachableError, said
 
 #: Below the 5 s after which the engines' servers close an idle connection, so that none is used as it closes.
 KEEPALIVE_S = 3.0
@@ -121,15 +121,13 @@ class EnginePool:
                 )
             except aiohttp.ClientConnectorError as error:
                 engine.healthy = False
-                raise EngineUnreachableError(f"policy engine {engine.url} cannot be reached: {error}") from error
+                raise EngineUnreachableError(f"policy engine {engine.url} cannot be reached: {said(error)}") from error
             except (aiohttp.ServerDisconnectedError, ConnectionResetError) as error:
                 # A kept connection can close just as it is used again; a fresh one cannot.
                 if attempt:
-                    raise EngineUnreachableError(
-                        f"policy engine {engine.url} closed the connection: {error}"
-                    ) from error
+                    raise EngineUnreachableError(f"policy engine {engine.url} closed the connection") from error
             except (aiohttp.ClientError, TimeoutError) as error:
-                raise EngineUnreachableError(f"policy engine {engine.url} failed: {error!r}") from error
+                raise EngineUnreachableError(f"policy engine {engine.url} failed: {said(error)}") from error
         raise AssertionError("unreachable")
 
 

@@ -17,6 +17,7 @@ from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Drop, DropReason, Stage
 from hintloop_contract.streams import CAPTURES
 
+from hintloop_rollout_proxy.errors import said
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.parcels import UNENCODABLE, Parcel, encode_record, weight_of
@@ -268,7 +269,7 @@ class CaptureWriter:
     def _lose(self, turn_id: str, error: Exception) -> None:
         """Say that a capture cannot be written anywhere; those behind it can."""
         self._metrics.lost.labels("unencodable").inc()
-        log.error("capture lost", turn_id=turn_id, error=repr(error))
+        log.error("capture lost", turn_id=turn_id, error=said(error))
 
     def _spool_failed(self, error: OSError) -> None:
         self._metrics.spool_away.inc()

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from hintloop_rollout_proxy.errors import ProbeError
+from hintloop_rollout_proxy.errors import ProbeError, said
 
 TEMPERATURE = 0.5
 NUM_TOKENS = 12
@@ -117,7 +117,7 @@ class EngineProbe:
             # Raw log-probabilities do not show what was sampled from.
             return space != "raw" and await self._vllm_neutral(model)
         except (ProbeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            log.info("sampling defaults not seen", url=self._url, error=repr(error))
+            log.info("sampling defaults not seen", url=self._url, error=said(error))
             return False
 
     async def _vllm_neutral(self, model: str) -> bool:
@@ -180,7 +180,7 @@ class EngineProbe:
                     raise ProbeError(f"{url} answered {response.status}: {data[:200]!r}")
                 return msgspec.json.decode(data)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-            raise ProbeError(f"{url}: {error!r}") from error
+            raise ProbeError(f"{url}: {said(error)}") from error
 
 
 def mean_difference(scores: Scores) -> float:
