@@ -188,10 +188,9 @@ async def test_a_rebuild_that_fails_is_done_again(broker: Any, monkeypatch: pyte
 @pytest.mark.parametrize(
     "change",
     [
-        {"request": b'{"messages":[{"role":"assistant","tool_calls":5},{"role":"user","content":"x"}]}'},
         {"request": b'{"messages":[{"role":"user","content":"x"}],"tools":' + b"[" * 3000 + b"]" * 3000 + b"}"},
         {"request": b'{"messages":[{"role":"user","content":' + b"[" * 3000 + b"]" * 3000 + b"}]}"},
-        {"answer": b'{"role":"assistant","tool_calls":5}'},
+        {"answer": b'{"role":"assistant","content":' + b"[" * 3000 + b"]" * 3000 + b"}"},
     ],
 )
 async def test_a_capture_that_cannot_be_read_is_dead_alone(change: dict[str, bytes], broker: Any) -> None:

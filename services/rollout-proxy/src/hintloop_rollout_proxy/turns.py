@@ -24,6 +24,8 @@ RENDERING_MEMBERS = (
     "separate_reasoning",
     "tool_choice",
 )
+#: Where the APIs without messages hold their prompt.
+PROMPT_MEMBERS = ("prompt", "text")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -66,6 +68,8 @@ def linked_turn(capture: Capture, link: Link, now_ms: int) -> LinkedTurn:
         num_response_tokens=len(capture.response_ids),
         captured_ms=capture.end_ms,
         linked_ms=now_ms,
+        segment=link.segment,
+        feedback_score=link.score,
     )
 
 
@@ -73,11 +77,11 @@ def turn_record(capture: Capture, link: Link) -> TurnRecord:
     """What the turn consists of; ``find_obstacle`` found nothing."""
     assert capture.answer is not None and capture.prompt_ids is not None
     assert capture.response_ids is not None and capture.logprobs is not None
-    fields = _fields_decoder.decode(capture.request)
+    fields = _fields_decoder.decode(capture.chat_request or capture.request)
     tools = bytes(fields["tools"]) if "tools" in fields else b"null"
     return TurnRecord(
         turn_id=capture.turn_id,
-        messages=bytes(fields["messages"]),
+        messages=_messages(fields),
         tools=None if tools in (b"null", b"[]") else tools,
         rendering=msgspec.json.encode({name: fields[name] for name in RENDERING_MEMBERS if name in fields}),
         answer=capture.answer,
@@ -86,3 +90,16 @@ def turn_record(capture: Capture, link: Link) -> TurnRecord:
         response_ids=capture.response_ids,
         logprobs=capture.logprobs,
     )
+
+
+def _messages(fields: dict[str, msgspec.Raw]) -> bytes:
+    """The messages of a chat request; a prompt without messages is one user's text, ids alone have none."""
+    if "messages" in fields:
+        return bytes(fields["messages"])
+    for name in PROMPT_MEMBERS:
+        prompt = msgspec.json.decode(fields[name]) if name in fields else None
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return msgspec.json.encode([{"role": "user", "content": prompt}])
+    return b"[]"

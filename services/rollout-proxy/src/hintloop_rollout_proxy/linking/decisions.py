@@ -7,26 +7,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A request took its place. ``continues`` is the turn whose next state it carries (also of a fork, which is
-    never a second sample); ``retry_of`` an earlier attempt of the same request."""
+    """A request took its place; said again when hindsight gives it another, and then the last one holds.
+
+    ``continues`` is the turn whose next state it carries (also of a fork, which is never a second sample);
+    ``retry_of`` an earlier attempt of the same request; a ``side`` call stands in no session, and its
+    ``session_id`` is empty. ``gap_ms``: from the end of the continued answer to this request's arrival.
+    """
 
     turn_id: str
     session_id: str
     turn_index: int
+    segment: int = 0
     continues: str | None = None
     retry_of: str | None = None
     forked: bool = False
+    side: bool = False
+    gap_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The turn's next state is settled: ``next_state`` is a JSON array of the messages after the answer."""
+    """The turn's next state is settled: ``next_state`` is a JSON array of chat messages, those after the answer.
+
+    ``score`` is that of explicit feedback: +1, 0, -1, or ``None`` when there was none.
+    """
 
     turn_id: str
     session_id: str
     turn_index: int
     next_state: bytes
     next_turn_id: str
+    segment: int = 0
+    score: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 from hintloop_contract.ids import new_id
 from hintloop_contract.messages import Capture, DropReason
+from hintloop_contract.tensors import unpack
 
-from hintloop_rollout_proxy.linking.decisions import Decision, Drop, Link, Placed
-from hintloop_rollout_proxy.linking.matching import Match, find_attempt, find_continued, has_continued_twin
-from hintloop_rollout_proxy.linking.messages import READERS, read_answer
-from hintloop_rollout_proxy.linking.nodes import Continuation, Node, NodeIndex, Scope, Session
-from hintloop_rollout_proxy.linking.transcript import Said, Transcript
+from hintloop_rollout_proxy.apis.identity import core_of
+from hintloop_rollout_proxy.linking.board import Board, LinkerOptions
+from hintloop_rollout_proxy.linking.chat_reading import read_reply
+from hintloop_rollout_proxy.linking.decisions import Decision
+from hintloop_rollout_proxy.linking.events import Reading, Reply
+from hintloop_rollout_proxy.linking.feedback import give_feedback
+from hintloop_rollout_proxy.linking.identity import read_identity
+from hintloop_rollout_proxy.linking.nodes import Choices, Node, Session
+from hintloop_rollout_proxy.linking.placing import Placer
+from hintloop_rollout_proxy.linking.reading import READERS
+from hintloop_rollout_proxy.linking.sequences import SequenceEnd, ends_of
+from hintloop_rollout_proxy.linking.verdicts import Classifier
 
-#: Session keys that are no session ids, by how they begin.
-NARROWING_KEYS = ("body:user:", "body:prompt_cache_key:")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkerOptions:
-    """Times in milliseconds. ``grace_ms``: how late a request in flight may become known after its arrival."""
-
-    settle_ms: int = 2000
-    session_timeout_ms: int = 300_000
-    max_turns_per_session: int = 10
-    grace_ms: int = 1000
+#: The API of a capture that is no request but what somebody said about a turn.
+FEEDBACK = "feedback"
 
 
 class Linker:
@@ -36,194 +34,156 @@ class Linker:
     def __init__(self, options: LinkerOptions, make_id: Callable[[], str] = new_id) -> None:
         """``make_id`` names sessions."""
         self._options = options
-        self._make_id = make_id
-        self._index = NodeIndex()
-        self._deadlines: list[tuple[int, str]] = []
-        self._uncertain: dict[str, Node] = {}
+        self._board = Board(options, make_id)
+        self._placer = Placer(self._board)
+        self._deadlines: list[tuple[int, int, str]] = []
+        self._count = 0
 
     def __len__(self) -> int:
         """Requests remembered."""
-        return len(self._index)
+        return len(self._board.index)
 
     @property
     def num_open(self) -> int:
         """Turns not settled yet."""
-        return sum(not node.settled for node in self._index)
+        return sum(not node.settled for node in self._board.index)
 
     def feed(self, capture: Capture) -> list[Decision]:
         """Take the next capture. Whatever it raises, it raises before anything is remembered."""
-        if capture.turn_type == "side":
-            if capture.problem is not None:
-                return [Drop(capture.turn_id, capture.problem, capture.problem_detail)]
-            return [Drop(capture.turn_id, DropReason.SIDE, "X-Turn-Type: side")]
+        board = self._board
+        if capture.api == FEEDBACK:
+            give_feedback(board, capture)
+            return board.take()
         reader = READERS.get(capture.api)
         if reader is None:
-            return [Drop(capture.turn_id, DropReason.NOT_TRAINABLE, f"API {capture.api!r} is not linked yet")]
+            board.refuse(capture.turn_id, DropReason.NOT_TRAINABLE, f"API {capture.api!r} is not linked")
+            return board.take()
         try:
-            transcript, said = reader(capture.request), read_answer(capture.answer)
+            reading, reply = reader(capture.request), read_reply(capture.answer)
         except (msgspec.DecodeError, ValueError, AttributeError) as error:
-            return [Drop(capture.turn_id, capture.problem or DropReason.NOT_TRAINABLE, f"unreadable: {error}")]
-        decisions: list[Decision] = []
-        node = self._place(capture, transcript, said, decisions)
-        self._index.add(node)
-        heapq.heappush(self._deadlines, (node.deadline_ms, node.turn_id))
+            reason = capture.problem or DropReason.NOT_TRAINABLE
+            board.refuse(capture.turn_id, reason, f"unreadable: {error}")
+            return board.take()
+        node = self._make_node(capture, reading, reply)
+        verdict = Classifier(board, node, reading, capture.turn_type).verdict()
+        self._placer.place(node, reading, verdict)
+        heapq.heappush(self._deadlines, (node.deadline_ms, node.number, node.turn_id))
+        self._settle_now(node, capture)
+        while len(board.index) > self._options.max_requests:
+            self._expire(next(iter(board.index)))
+        return board.take()
+
+    def _settle_now(self, node: Node, capture: Capture) -> None:
+        """What the capture itself says about its turn."""
+        board = self._board
         if capture.problem is not None:
-            self._drop(node, capture.problem, capture.problem_detail, decisions)
+            board.drop(node, capture.problem, capture.problem_detail)
+        elif capture.turn_type == "side":
+            board.drop(node, DropReason.SIDE, "X-Turn-Type: side")
         elif capture.session_done:
-            self._drop(node, DropReason.NO_NEXT_STATE, "the session was marked done", decisions)
-        return decisions
+            board.drop(node, DropReason.NO_NEXT_STATE, "the session was marked done")
+        if capture.session_done:
+            for earlier in list(node.session.nodes):
+                board.release(earlier)
 
     def tick(self, now_ms: int, oldest_in_flight_ms: int | None = None) -> list[Decision]:
         """Settle what waited long enough. A deadline waits for requests that arrived before it and are unanswered."""
-        decisions: list[Decision] = []
-        for node in list(self._uncertain.values()):
-            if node.settle_at_ms is not None and node.settle_at_ms <= now_ms:
-                self._release(node, decisions)
+        board = self._board
+        while board.due and board.due[0][0] <= now_ms:
+            due_ms, _, turn_id = heapq.heappop(board.due)
+            node = board.index.get(turn_id)
+            if node is not None and node.settle_at_ms == due_ms:
+                board.release(node)
         while self._deadlines and self._deadlines[0][0] + self._options.grace_ms <= now_ms:
-            deadline_ms, turn_id = self._deadlines[0]
+            deadline_ms, _, turn_id = self._deadlines[0]
             if oldest_in_flight_ms is not None and oldest_in_flight_ms <= deadline_ms:
                 break
             heapq.heappop(self._deadlines)
-            node_or_none = self._index.get(turn_id)
-            if node_or_none is not None:
-                self._expire(node_or_none, decisions)
-        return decisions
+            expired = board.index.get(turn_id)
+            if expired is not None:
+                self._expire(expired)
+        return board.take()
 
     def flush(self) -> list[Decision]:
         """Settle everything now, as if all deadlines had passed."""
-        decisions: list[Decision] = []
-        for node in self._index:
-            self._expire(node, decisions)
+        for node in self._board.index:
+            self._expire(node)
         self._deadlines.clear()
-        return decisions
+        self._board.due.clear()
+        return self._board.take()
 
-    def _place(self, capture: Capture, transcript: Transcript, said: Said, decisions: list[Decision]) -> Node:
-        scope = scope_of(capture, transcript)
-        attempt = find_attempt(self._index, scope, transcript, transcript.frame)
-        match = find_continued(self._index, scope, transcript, lambda node: self._alive(node, capture.start_ms))
-        node = self._make_node(capture, transcript, said, scope)
-        if attempt is not None:
-            self._retry(node, attempt, match, transcript, decisions)
-        elif match is None:
-            decisions.append(Placed(node.turn_id, node.session.session_id, 0))
-        else:
-            self._continue(node, match, transcript, decisions)
-        return node
-
-    def _make_node(self, capture: Capture, transcript: Transcript, said: Said, scope: Scope) -> Node:
-        whole = capture.status == "complete"
-        return Node(
+    def _make_node(self, capture: Capture, reading: Reading, reply: Reply) -> Node:
+        self._count += 1
+        identity = read_identity(capture, reading.ids)
+        tail = reading.tail()
+        node = Node(
             turn_id=capture.turn_id,
-            scope=scope,
-            digest=transcript.digest,
-            frame=transcript.frame,
-            num_units=len(transcript.units),
-            said=said,
-            whole=whole,
+            number=self._count,
+            scope=(capture.tenant, capture.credential),
+            family=capture.api,
+            identity=identity,
+            digest=reading.digest,
+            hashes=reading.hashes,
+            tail=tail,
+            head_digest=reading.prefixes[len(reading.events) - len(tail)],
+            tools=reading.tools,
+            system=reading.system,
+            reply=reply,
+            whole=capture.status == "complete",
+            refused=capture.status == "refused",
             start_ms=capture.start_ms,
             end_ms=capture.end_ms,
             deadline_ms=capture.end_ms + self._options.session_timeout_ms,
-            session=Session(self._make_id(), num_turns=1),
-            turn_index=0,
+            session=Session(""),
+            sequence_ends=_sequence_ends(capture, reading),
+            response_id=capture.response_id,
+            core=core_of(capture.response_id) if capture.response_id else None,
+            small=reading.max_tokens == 1,
+            side=capture.turn_type == "side" or (identity.side and capture.turn_type != "main"),
         )
+        if capture.num_choices > 1 and capture.response_id is not None:
+            self._group(node)
+        return node
 
-    def _alive(self, node: Node, arrival_ms: int) -> bool:
-        """Later than the deadline does not revive the turn."""
-        return arrival_ms <= node.deadline_ms
+    def _group(self, node: Node) -> None:
+        """Join the captures of one request's choices."""
+        node.choices = Choices()
+        for other in self._board.index.at((node.scope[0], ""), "response", node.response_id):
+            if other.choices is not None and other.digest == node.digest:
+                node.choices = other.choices
+        node.choices.nodes.append(node)
 
-    def _retry(
-        self, node: Node, attempt: Node, match: Match | None, transcript: Transcript, decisions: list[Decision]
-    ) -> None:
-        """Take the failed attempt's place in its session."""
-        node.session, node.turn_index, node.parent = attempt.session, attempt.turn_index, attempt.parent
-        attempt.replaced = True
-        parent = attempt.parent
-        if match is not None and match.node is parent and parent is not None and parent.free:
-            self._attach(parent, node, match, transcript)
-        continues = parent.turn_id if parent is not None else None
-        decisions.append(
-            Placed(node.turn_id, node.session.session_id, node.turn_index, continues, retry_of=attempt.turn_id)
-        )
-        if parent is not None:
-            self._settle_if_certain(parent, decisions)
-
-    def _continue(self, node: Node, match: Match, transcript: Transcript, decisions: list[Decision]) -> None:
-        parent = match.node
-        certain = match.echoed and node.frame == parent.frame
-        forked = not parent.gives_way_to(certain)
-        node.parent, node.turn_index = parent, parent.turn_index + 1
-        if not forked:
-            if parent.session.num_turns < self._options.max_turns_per_session:
-                node.session = parent.session
-                node.session.num_turns += 1
-            else:
-                node.turn_index = 0
-            self._attach(parent, node, match, transcript)
-        self._settle_older(parent, decisions)
-        session_id = node.session.session_id
-        decisions.append(Placed(node.turn_id, session_id, node.turn_index, parent.turn_id, forked=forked))
-        self._settle_if_certain(parent, decisions)
-
-    def _attach(self, parent: Node, node: Node, match: Match, transcript: Transcript) -> None:
-        """Let ``node`` carry the parent's next state, unless the parent is settled already."""
-        certain = match.echoed and node.frame == parent.frame
-        parent.next = Continuation(node, transcript.after_unit(match.last_unit), certain)
-        if not parent.settled and not certain:
-            parent.settle_at_ms = node.end_ms + self._options.settle_ms
-            self._uncertain[parent.turn_id] = parent
-
-    def _settle_if_certain(self, parent: Node, decisions: list[Decision]) -> None:
-        if parent.next is not None and parent.next.certain:
-            self._release(parent, decisions)
-
-    def _settle_older(self, node: Node, decisions: list[Decision]) -> None:
-        """The line went on past ``node``, so what its own parent waited for will not come any more."""
-        if node.parent is not None and node.parent.turn_id in self._uncertain:
-            self._release(node.parent, decisions)
-
-    def _release(self, node: Node, decisions: list[Decision]) -> None:
-        self._uncertain.pop(node.turn_id, None)
-        if node.settled or node.next is None:
-            return
-        node.settled = True
-        following = node.next
-        decisions.append(
-            Link(node.turn_id, node.session.session_id, node.turn_index, following.next_state, following.node.turn_id)
-        )
-        following.next_state = b""
-
-    def _drop(self, node: Node, reason: str, detail: str, decisions: list[Decision]) -> None:
-        self._uncertain.pop(node.turn_id, None)
-        if not node.settled:
-            node.settled = True
-            decisions.append(Drop(node.turn_id, reason, detail))
-
-    def _expire(self, node: Node, decisions: list[Decision]) -> None:
+    def _expire(self, node: Node) -> None:
         """The deadline passed: release on what there is, or drop, and forget."""
+        board = self._board
         if node.next is not None:
-            self._release(node, decisions)
-        elif has_continued_twin(self._index, node):
-            self._drop(node, DropReason.RETRY, "an equal request with an equal answer was continued", decisions)
+            board.release(node)
+        elif node.side or node.small:
+            board.drop(node, DropReason.SIDE, "a side call: it is about a conversation, or a probe, and part of none")
+        elif self._has_continued_twin(node):
+            board.drop(node, DropReason.RETRY, "an equal request with an equal answer was continued")
         else:
             seconds = self._options.session_timeout_ms / 1000
-            self._drop(node, DropReason.NO_NEXT_STATE, f"no next request within {seconds:g} s", decisions)
-        node.parent = None
-        self._index.remove(node)
+            board.drop(node, DropReason.NO_NEXT_STATE, f"no next request within {seconds:g} s")
+        if node.small and node.next is None and node.parent is None and not node.side:
+            board.set_aside(node, None)
+        board.forget(node)
+
+    def _has_continued_twin(self, node: Node) -> bool:
+        """Whether an equal request was answered and continued in this one's place."""
+        return any(
+            twin is not node
+            and twin.next is not None
+            and twin.frame_score(node.tools, node.system) == 2
+            and twin.reply == node.reply
+            for twin in self._board.index.at(node.scope, "request", node.digest)
+        )
 
 
-def scope_of(capture: Capture, transcript: Transcript) -> Scope:
-    """A session id separates; without one, only equal system texts and tools belong together.
-
-    ``user`` and ``prompt_cache_key`` name whoever asks, not a conversation: one value may stand behind many agents,
-    so they only narrow what the frame holds together.
-    """
-    key = capture.session_key
-    frame = f"frame:{transcript.frame.hex()}"
-    own: tuple[str, ...]
-    if key is None:
-        own = (frame,)
-    elif key.startswith(NARROWING_KEYS):
-        own = (frame, f"key:{key}")
-    else:
-        own = (f"key:{key}",)
-    return (capture.tenant, capture.credential, capture.api, *own)
+def _sequence_ends(capture: Capture, reading: Reading) -> tuple[SequenceEnd, ...]:
+    """Where the answer to a prompt without messages ends, in the ways in which it may be repeated."""
+    if reading.sequence is None or capture.answer is None:
+        return ()
+    content = msgspec.json.decode(capture.answer).get("content")
+    ids = None if capture.response_ids is None else array("i", unpack(capture.response_ids).tolist())
+    return ends_of(reading.sequence, content if isinstance(content, str) else "", ids)

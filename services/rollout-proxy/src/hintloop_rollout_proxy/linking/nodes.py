@@ -1,114 +1,118 @@
-"""What the linker remembers of one captured request, and where it is found again."""
+"""What the linker remembers of one captured request, and of the line of turns in which it stands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 
-from hintloop_rollout_proxy.linking.transcript import Said, Transcript
+from hintloop_rollout_proxy.linking.events import Event, Reply
+from hintloop_rollout_proxy.linking.identity import Identity
+from hintloop_rollout_proxy.linking.sequences import SequenceEnd
 
-Scope = tuple[str, ...]
-"""Requests are only ever compared within a scope: tenant, credential, API, and session id or frame."""
+Scope = tuple[str, str]
+"""Tenant and credential: requests are only ever compared within a scope."""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A line of turns. ``num_turns`` counts requests that are no retries."""
+    """A line of turns. ``nodes`` are its requests in order; ``num_turns`` counts those of the segment that are no
+    retries."""
 
     session_id: str
+    nodes: list[Node] = field(default_factory=list)
     num_turns: int = 0
+    segment: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Continuation:
-    """A request that carries a turn's next state."""
+    """A request that carries a turn's next state. ``certain``: the answer was echoed, by the same agent.
+    ``doubtful``: hindsight may still show that it was a side call."""
 
     node: Node
     next_state: bytes
     certain: bool
-    """The answer was echoed, and system texts and tools are the parent's."""
+    doubtful: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Choices:
+    """The captures of one request with several answers."""
+
+    nodes: list[Node] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One captured request. ``answered``: an answer came (whole, or cut with something delivered)."""
+    """One captured request. ``reply`` is what the client got, also of a cut answer; ``whole``: all of it."""
 
     turn_id: str
+    number: int
     scope: Scope
+    family: str
+    identity: Identity
     digest: bytes
-    frame: bytes
-    num_units: int
-    said: Said
+    hashes: array[int]
+    """Events of the whole conversation up to the answer, int64."""
+    tail: tuple[Event, ...]
+    """The user's texts at the end of the request."""
+    head_digest: bytes
+    """Digest of what stands before ``tail``."""
+    tools: frozenset[str]
+    system: bytes
+    reply: Reply
     whole: bool
+    refused: bool
     start_ms: int
     end_ms: int
     deadline_ms: int
     session: Session
-    turn_index: int
+    sequence_ends: tuple[SequenceEnd, ...] = ()
+    response_id: str | None = None
+    small: bool = False
+    """A single token was asked for: a probe, unless something continues it."""
+    turn_index: int = 0
+    segment: int = 0
     parent: Node | None = None
+    """The turn before, in whose session or from which a fork this stands."""
+    continues: bool = False
+    """Whether it carries the parent's next state."""
+    retry_of: Node | None = None
+    forked: bool = False
+    side: bool = False
+    about: Node | None = None
+    """Of a side call: the turn that it is about."""
+    carried: bytes = b"[]"
+    """Of a side call: what it shows to follow the answer of ``about``, its own instruction left out."""
     next: Continuation | None = None
     settle_at_ms: int | None = None
     settled: bool = False
     """Released or dropped: it is trained at most once."""
     replaced: bool = False
     """A later attempt took its place."""
+    choices: Choices | None = None
+    core: str | None = None
+    """What our own ids of its answer have in common."""
+    keys: list[tuple[Scope, str, object]] = field(default_factory=list)
+    """Under which it is found, for forgetting."""
 
     @property
     def answered(self) -> bool:
         """Whether the client got something of an answer."""
-        return self.whole or not self.said.empty
+        return self.whole or not self.reply.empty
 
     @property
     def free(self) -> bool:
-        """Whether no answered request continues it. A failed one may be replaced by its next attempt."""
-        return self.next is None or not self.next.node.answered
+        """Whether nothing that was answered continues it."""
+        following = self.next
+        return following is None or not (following.node.whole or following.node.next is not None)
 
-    def gives_way_to(self, certain: bool) -> bool:
-        """Whether the turn may still get its next state from a request that echoes it (``certain``) or does not."""
-        return self.free or (certain and not self.settled and self.next is not None and not self.next.certain)
+    def same_tools(self, tools: frozenset[str]) -> bool:
+        """Whether it offers the same tools, and any."""
+        return bool(tools) and self.tools == tools
 
-
-class NodeIndex:
-    """Nodes by id and, within their scope, by the digest of their request's units."""
-
-    def __init__(self) -> None:
-        """Begin empty."""
-        self._by_id: dict[str, Node] = {}
-        self._by_digest: dict[tuple[Scope, bytes], list[Node]] = {}
-
-    def add(self, node: Node) -> None:
-        """Remember a node."""
-        self._by_id[node.turn_id] = node
-        self._by_digest.setdefault((node.scope, node.digest), []).append(node)
-
-    def remove(self, node: Node) -> None:
-        """Forget a node."""
-        self._by_id.pop(node.turn_id, None)
-        key = (node.scope, node.digest)
-        nodes = self._by_digest.get(key)
-        if nodes is not None:
-            nodes.remove(node)
-            if not nodes:
-                del self._by_digest[key]
-
-    def get(self, turn_id: str) -> Node | None:
-        """The node of a turn."""
-        return self._by_id.get(turn_id)
-
-    def at(self, scope: Scope, digest: bytes) -> list[Node]:
-        """Nodes whose request consists of exactly these units, oldest first."""
-        return self._by_digest.get((scope, digest), [])
-
-    def prefixes_of(self, scope: Scope, transcript: Transcript, start: int) -> Iterator[tuple[int, Node]]:
-        """Nodes whose request is the first ``i`` units of ``transcript``, longest first from ``i = start``."""
-        for length in range(start, -1, -1):
-            for node in self.at(scope, transcript.prefixes[length]):
-                yield length, node
-
-    def __iter__(self) -> Iterator[Node]:
-        """All nodes, oldest first."""
-        return iter(list(self._by_id.values()))
-
-    def __len__(self) -> int:
-        """How many are remembered."""
-        return len(self._by_id)
+    def frame_score(self, tools: frozenset[str], system: bytes) -> int:
+        """2: system texts and tools are the same; 1: only the tools, which there are; 0: neither."""
+        if self.tools == tools and self.system == system:
+            return 2
+        return 1 if self.same_tools(tools) else 0

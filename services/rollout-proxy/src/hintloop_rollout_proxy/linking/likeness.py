@@ -1,0 +1,146 @@
+"""How well a remembered answer fits a place in a transcript. Owns the order of evidence and what is enough."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from hintloop_rollout_proxy.linking.events import Block, Event, Kind, Reading, Reply
+from hintloop_rollout_proxy.linking.identity import Identity
+from hintloop_rollout_proxy.linking.nodes import Node
+from hintloop_rollout_proxy.linking.normal_form import beginning_of, words_of
+
+#: Share of an answer's words that a rendering of it must hold.
+RENDERED_SHARE = 0.5
+#: Share of common events from which another session id means a fork and not somebody else.
+FORK_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Evidence that a node's answer is echoed by a block.
+
+    ``line``: 1 the same session and branch, -1 other ones, 0 not known; ``ids``: 2 an id and the call itself, 1 an id;
+    ``parts``: share of the answer's text and calls that stand there; ``exact``: everything before is the node's
+    request; ``share``: common events before; ``frame``: see ``Node.frame_score``.
+    """
+
+    line: int
+    ids: int
+    parts: float
+    exact: bool
+    share: float
+    frame: int
+    weak: bool
+
+    @property
+    def rank(self) -> tuple[int, int, bool, float, float, int, bool]:
+        """Ids first, then what was said before, then system text and tools."""
+        return (self.line, self.ids, self.exact, round(self.share, 3), self.parts, self.frame, self.weak)
+
+
+def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> Likeness | None:
+    """How ``node``'s answer fits ``block``; ``None`` when it does not stand there at all."""
+    ids, parts = _echoed(node.reply, reading, block, node)
+    if not parts and not ids:
+        return None
+    share = common_share(node.hashes, reading.hashes[: block.start])
+    return Likeness(
+        line=_line(node.identity, identity),
+        ids=ids,
+        parts=parts,
+        exact=node.digest == reading.prefixes[block.start],
+        share=share,
+        frame=node.frame_score(reading.tools, reading.system),
+        weak=bool(node.identity.weak & identity.weak),
+    )
+
+
+def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
+    """Whether a likeness makes a link."""
+    if node.identity.is_other_agent(identity):
+        return False
+    if likeness.line < 0:
+        return not identity.sub_agent and (likeness.exact or likeness.share >= FORK_SHARE) and node.reply.telling
+    if likeness.ids == 2 or likeness.line > 0:
+        return True
+    if likeness.ids:
+        return likeness.exact or likeness.share > 0
+    if likeness.frame:
+        return likeness.exact or likeness.share > 0 or node.reply.telling
+    return node.reply.telling and (likeness.exact or likeness.share > 0)
+
+
+def common_share(earlier: array[int], before: array[int]) -> float:
+    """Common events over those of the shorter side."""
+    if not earlier or not before:
+        return 0.0
+    first, second = set(earlier), set(before)
+    return len(first & second) / min(len(first), len(second))
+
+
+def _line(mine: Identity, other: Identity) -> int:
+    if mine.line is not None and mine.line == other.line:
+        return 1
+    return -1 if mine.bars(other) else 0
+
+
+def _echoed(reply: Reply, reading: Reading, block: Block, node: Node) -> tuple[int, float]:
+    """How far ids and parts of an answer stand in a block."""
+    events = reading.events[block.start : block.end]
+    core_found = any(event.mark and event.mark == node.core for event in events)
+    calls = {event.text for event in events if event.kind is Kind.CALL}
+    same_calls = [call for call in reply.calls if call in calls]
+    call_ids = _call_ids(reading, block)
+    same_ids = any(call_id in call_ids for call_id in reply.call_ids)
+    same_text = bool(reply.text) and _holds_text(reply, events, block)
+    num_parts = bool(reply.text) + len(reply.calls)
+    parts = (same_text + len(same_calls)) / num_parts if num_parts else 0.0
+    if core_found:
+        return 2, 1.0
+    if same_ids:
+        return (2 if same_calls else 1), max(parts, 0.25)
+    if not parts and reply.calls and is_rendered(reply, block.text):
+        return (2 if _shows_an_id(reply, block.text) else 0), 0.5
+    return 0, parts
+
+
+def _call_ids(reading: Reading, block: Block) -> set[str]:
+    """Ids of the block's calls, and of the results right after it."""
+    found = {event.call_id for event in reading.events[block.start : block.end] if event.call_id}
+    for event in reading.events[block.end :]:
+        if event.kind is not Kind.RESULT:
+            break
+        found.add(event.call_id)
+    return found
+
+
+def _holds_text(reply: Reply, events: tuple[Event, ...], block: Block) -> bool:
+    """Whether a block repeats the text: as it is, inside another text, or the beginning of it."""
+    if reply.text == block.text or any(event.text == reply.text for event in events if event.kind is Kind.ANSWER):
+        return True
+    if len(reply.text) > 11 and reply.text in block.text:
+        return True
+    # An agent may keep less of a cut answer than reached it, or trim what it does not need.
+    return len(block.text) > 11 and reply.text.startswith(block.text)
+
+
+def is_rendered(reply: Reply, text: str) -> bool:
+    """Whether a text tells of the answer's calls: their names, and most of their arguments."""
+    if not text or not reply.names or not all(name and name in text for name in reply.names):
+        return False
+    words = {word for argument in reply.arguments for word in words_of(argument)}
+    shown = words & set(words_of(text))
+    return not words or len(shown) >= RENDERED_SHARE * len(words)
+
+
+def _shows_an_id(reply: Reply, text: str) -> bool:
+    # Ids are normalised; in the text they may hold dashes and underscores.
+    bare = "".join(character for character in text if character.isalnum())
+    return any(len(call_id) > 5 and call_id in bare for call_id in reply.call_ids)
+
+
+def is_quoted(text: str, words: str) -> bool:
+    """Whether ``words`` (a text's words, between spaces) hold the beginning of ``text``."""
+    begin = beginning_of(text)
+    return len(begin) > 2 and begin in words

@@ -1,0 +1,107 @@
+"""Forms in which texts, calls and ids can be compared. Owns what counts as equal; knows no request and no API.
+
+White space is collapsed, inline thinking left out, arguments sorted, call ids reduced to letters and digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+#: Inline thinking, which agents strip before they send an answer back. Templates may open it in the prompt.
+_THINKING = re.compile(r"<think>.*?</think>|\A[^<]*</think>", re.DOTALL)
+_NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
+#: Scripts without spaces count character by character.
+_WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
+#: What may be the id of a call inside a rendered text.
+_ID_LIKE = re.compile(r"[A-Za-z][A-Za-z0-9_.:\-]{4,79}")
+#: Words by which a quotation is recognised; agents cut what they quote.
+NUM_QUOTED_WORDS = 24
+#: Words of one text that are looked at.
+MAX_WORDS = 40_000
+
+
+def collapse(text: str) -> str:
+    """Text with every run of white space made one space, trimmed, without inline thinking."""
+    if "</think>" in text:
+        text = _THINKING.sub(" ", text)
+    return " ".join(text.split())
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text; of a very long one its first and last."""
+    words = _WORD.findall(text)
+    if len(words) > MAX_WORDS:
+        half = MAX_WORDS // 2
+        words = words[:half] + words[-half:]
+    return words
+
+
+def beginning_of(text: str) -> str:
+    """The first words of a text, by which it is recognised where it is quoted; each between spaces."""
+    return f" {' '.join(_WORD.findall(text[:2000])[:NUM_QUOTED_WORDS])} "
+
+
+def call_key(call_id: str) -> str:
+    """A call id as every agent brings it back."""
+    return _NOT_ALPHANUMERIC.sub("", call_id)
+
+
+def id_like_words(text: str) -> Iterator[str]:
+    """Normalised words of a text that could be ids: they hold a digit."""
+    for word in set(_ID_LIKE.findall(text)):
+        if any(character.isdigit() for character in word):
+            yield call_key(word)
+
+
+def canonical_call(name: str, arguments: object) -> str:
+    """A tool call as name and arguments in sorted order; arguments may be JSON text or already an object."""
+    try:
+        if isinstance(arguments, str):
+            arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
+        return name + msgspec.json.encode(_plain_numbers(arguments or {}), order="sorted").decode()
+    except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
+        return name + collapse(str(arguments))
+
+
+def argument_texts(arguments: object) -> list[str]:
+    """Every text inside a call's arguments, collapsed, at most 32."""
+    try:
+        value = msgspec.json.decode(arguments) if isinstance(arguments, str) and arguments.strip() else arguments
+    except (msgspec.DecodeError, RecursionError):
+        value = arguments
+    found: list[str] = []
+    stack: list[Any] = [value]
+    while stack and len(found) < 32:
+        item = stack.pop()
+        if isinstance(item, str):
+            found.append(collapse(item))
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+    return [text for text in found if text]
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """A digest of parts, each told from the next by its length."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def _plain_numbers(value: Any) -> Any:
+    """Whole floats as integers: serialisers disagree about ``1.0``."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain_numbers(item) for item in value]
+    return value
