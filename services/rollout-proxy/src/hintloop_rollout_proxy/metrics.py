@@ -58,6 +58,17 @@ class ProxyMetrics:
         self.linked = Counter("hintloop_linker_linked", "Turns released.", registry=registry)
         self.dropped = Counter("hintloop_linker_dropped", "Turns dropped, by reason.", ["reason"], registry=registry)
         self.pending = Gauge("hintloop_linker_pending", "Captures whose turn is undecided.", registry=registry)
+        self.gap = Histogram(
+            "hintloop_linker_gap_seconds",
+            "Seconds from the end of an answer to the arrival of the request that continues it.",
+            buckets=(0.1, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 300, 600, 1200, 3600),
+            registry=registry,
+        )
+        self.gap_near_timeout = Counter(
+            "hintloop_linker_gap_near_timeout",
+            "Requests that came in the last fifth of the session timeout: others will have come too late.",
+            registry=registry,
+        )
         self.active = Gauge(
             "hintloop_linker_active", "1 while this process holds the linker's lease.", registry=registry
         )
