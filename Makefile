@@ -57,7 +57,7 @@ venv:
 	@scripts/setup.sh
 
 setup-all:
-	@scripts/prepare.sh vllm sglang
+	@scripts/prepare.sh vllm sglang clients
 
 .PHONY: clean distclean
 clean:  ## Remove what the demo and the tests left behind; what `make up` keeps stays

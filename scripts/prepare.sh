@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Makes .venv/, the named engines' environments, and the demo's model; what exists is left alone.
-# Usage: scripts/prepare.sh ENGINE...   (vllm, sglang)
+# Makes .venv/, the named environments, and the demo's model; what exists is left alone.
+# Usage: scripts/prepare.sh NAME...   (vllm, sglang: engines; clients: the agent libraries of the tests)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=jobs.sh
 source scripts/jobs.sh
 
-for engine in "$@"; do
-  if [ ! -f "engines/$engine/install.sh" ]; then
-    echo "prepare.sh: there is no engine '$engine'; ENGINE is vllm or sglang" >&2
+installer() { if [ "$1" = clients ]; then echo tests/clients/install.sh; else echo "engines/$1/install.sh"; fi; }
+
+for name in "$@"; do
+  if [ ! -f "$(installer "$name")" ]; then
+    echo "prepare.sh: there is no engine '$name'; ENGINE is vllm or sglang" >&2
     exit 2
   fi
 done
@@ -20,9 +22,9 @@ if ! command -v python3.11 >/dev/null; then
   wait_jobs
 fi
 start_job "services' environment" scripts/setup.sh
-for engine in "$@"; do
+for name in "$@"; do
   # The last line of their output, the environment's path, is for others; pip shows errors alone.
-  PIP_QUIET=1 start_job "engine $engine" bash -c '"$0" >/dev/null' "engines/$engine/install.sh"
+  PIP_QUIET=1 start_job "environment $name" bash -c '"$0" >/dev/null' "$(installer "$name")"
 done
 wait_jobs
 PYTHON=.venv/bin/python start_job "the demo's model" bash -c '"$0" >/dev/null' engines/models/prepare.sh
