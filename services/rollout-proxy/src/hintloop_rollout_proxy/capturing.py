@@ -43,6 +43,7 @@ class Exchange:
     opted_out: bool = False
     """Whether the client's key says that its turns must not be trained."""
     session_key: str | None = None
+    identity: dict[str, str] = field(default_factory=dict)
     turn_type: str | None = None
     session_done: bool = False
     traceparent: str = ""
@@ -136,6 +137,7 @@ def _capture(exchange: Exchange, choice: Choice, turn_id: str, num_choices: int,
         tenant=exchange.tenant,
         credential=exchange.credential,
         session_key=exchange.session_key,
+        identity=exchange.identity,
         api=exchange.api,
         engine=exchange.engine,
         engine_url=exchange.engine_url,
