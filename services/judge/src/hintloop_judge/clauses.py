@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from hintloop_judge.rules_patterns import ABBREVIATION, CLAUSE_BREAK, INJECTED
 
-_SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|\n+|(?<=[.!?])(?=[A-Z])")
+_SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|\n+|(?<=[.!?])(?=[A-Z])|[。\uff01\uff1f…]+[\"')\]”’」』\uff09]*")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|«[^»\n]*»|`[^`\n]+`|(?<![\w'])'[^'\n]+'(?!\w)")
+
+#: What may stand around the words of a clause, full-width marks too.
+_EDGES = " \t\n.,;:!?…-–—\"'()。、~\uff01\uff1f\uff0c\uff1b\uff1a\uff08\uff09\uff5e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,10 @@ def split_clauses(text: str) -> list[Clause]:
     shape = _shape(shown)
     clauses: list[Clause] = []
     for index, (start, end) in enumerate(_sentences(shown, shape)):
-        asked = "?" in shown[start:end].rstrip("\"')] ")[-3:]
+        asked = any(mark in shown[start:end].rstrip("\"')] ")[-3:] for mark in "?\uff1f")
         spans = _clause_spans(shape, start, end)
         for position, (left, right) in enumerate(spans):
-            body = " ".join(shape[left:right].strip(" \t\n.,;:!?…-–—\"'()").split())
+            body = " ".join(shape[left:right].strip(_EDGES).split())
             clauses.append(Clause(left, right, body, index, asked, position == len(spans) - 1))
     return clauses
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from hintloop_contract.config.judging import RulesSection
@@ -19,6 +20,7 @@ from hintloop_contract.messages import Judgement, Vote
 
 from hintloop_judge import rules_patterns as p
 from hintloop_judge.backends import Opinion
+from hintloop_judge.chinese import is_chinese
 from hintloop_judge.clauses import split_clauses
 from hintloop_judge.conversation import (
     TOOL_ROLES,
@@ -30,7 +32,8 @@ from hintloop_judge.conversation import (
     tool_results,
     user_texts,
 )
-from hintloop_judge.reading import Kind, Reading, read_clause
+from hintloop_judge.kinds import Kind, Reading
+from hintloop_judge.reading import read_clause
 from hintloop_judge.selection import hint_problem
 from hintloop_judge.tool_rules import rules_of, tool_score
 
@@ -41,6 +44,10 @@ class _Mood(StrEnum):
     COMPLAINT = "complaint"
     APPROVAL = "approval"
     NEUTRAL = "neutral"
+
+
+#: What may stand before a hint that is too short by itself.
+_WIDENING = (Kind.COMPLAINT, Kind.CORRECTION, Kind.DIRECTION, Kind.FRAGMENT, Kind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ def read_text(text: str, section: OpdSection) -> Verdict:
     """Score and hint of one user message."""
     clauses = split_clauses(text)
     readings = [read_clause(clause) for clause in clauses]
+    _settle_contradictions(readings)
     mood = _mood(readings, text)
     directed = _settle_fragments(readings, mood)
     score = _score(readings, mood, directed)
@@ -139,6 +147,18 @@ def _mood(readings: list[Reading], text: str) -> _Mood:
     if Kind.APPROVAL in kinds or p.EMOJI_APPROVE.search(text):
         return _Mood.APPROVAL
     return _Mood.NEUTRAL
+
+
+def _settle_contradictions(readings: list[Reading]) -> None:
+    """A statement that the next clause sets against what was said ("it's blue, not green") is a correction."""
+    for first, second in pairwise(readings):
+        plain = first.kind is Kind.OTHER and second.kind in (Kind.OTHER, Kind.FRAGMENT) and first.next_to(second)
+        one, other = first.clause.shape, second.clause.shape
+        denied = p.ASSERTS.search(one) and p.DENIES.search(other)
+        replaced = p.DENIED.search(one) and p.REPLACES.search(other)
+        if plain and (denied or replaced):
+            for reading in (first, second):
+                reading.kind, reading.carries = Kind.CORRECTION, True
 
 
 def _settle_fragments(readings: list[Reading], mood: _Mood) -> bool:
@@ -184,7 +204,9 @@ def _hint(text: str, readings: list[Reading], section: OpdSection) -> str | None
     pieces = [piece for run in runs if (piece := _spoken(text, run))]
     # A very short wish counts with its politeness: the words are the user's either way.
     verbatim = [_sentence(text[run[0].clause.start : _polite_end(readings, run)]) for run in runs]
-    candidates = [" ".join(pieces), *sorted(pieces, key=len, reverse=True), *verbatim]
+    # So do few words with what they answer: in Chinese a whole wish may have five characters.
+    widened = [_spoken(text, _widened(readings, run)) for run in runs]
+    candidates = [" ".join(pieces), *sorted(pieces, key=len, reverse=True), *verbatim, *widened]
     for candidate in candidates:
         if hint_problem(candidate, "", section) is None:
             return candidate
@@ -198,6 +220,15 @@ def _polite_end(readings: list[Reading], run: list[Reading]) -> int:
     if following and following[0].kind is Kind.PLEASANTRY and run[-1].next_to(following[0]):
         return following[0].clause.end
     return run[-1].clause.end
+
+
+def _widened(readings: list[Reading], run: list[Reading]) -> list[Reading]:
+    """The run with the clauses of its sentence that stand before it, but for questions and orders."""
+    first = readings.index(run[0])
+    start = first
+    while start > 0 and readings[start - 1].next_to(run[0]) and readings[start - 1].kind in _WIDENING:
+        start -= 1
+    return [*readings[start:first], *run]
 
 
 def _runs(readings: list[Reading], starts: Callable[[Reading], bool]) -> list[list[Reading]]:
@@ -218,7 +249,7 @@ def _runs(readings: list[Reading], starts: Callable[[Reading], bool]) -> list[li
 def _spoken(text: str, run: list[Reading]) -> str:
     """The run's words without what is only polite, begun with a capital and closed with a stop."""
     start, end = run[0].clause.start, run[-1].clause.end
-    words = _without_openers(text[start:end].strip(" \t\n,;:-–—()"))
+    words = _without_openers(text[start:end].strip(" \t\n,;:-–—()\uff0c\uff1b\uff1a、"))
     words = p.TRAILING.sub("", words).strip(" \t\n,;:-–—(")
     if words.count(")") > words.count("("):
         words = words.rstrip(")")
@@ -230,7 +261,9 @@ def _sentence(words: str) -> str:
     if not words:
         return ""
     words = words[0].upper() + words[1:]
-    return words if words[-1] in ".!?…\"'`" else words + "."
+    if words[-1] in ".!?…\"'`。\uff01\uff1f”":
+        return words
+    return words + ("。" if is_chinese(words) else ".")
 
 
 def _without_openers(words: str) -> str:

@@ -38,7 +38,7 @@ FORM = words(
     chit-chat padding repetition repeat repeating direct directly straight precise precisely specific vague accurate units
     metric imperial celsius fahrenheit date dates rounding decimals decimal emphasis spelling grammar typos typo
     comments docstring docstrings types indentation tabs spaces haiku poem rhyme rhymes metaphor metaphors analogy analogies
-    first-person third-person pirate slang abbreviations acronyms thoughtful question-mark follow-up closing opening
+    first-person third-person pirate slang abbreviations acronyms vivid lively crisp snappy punchy engaging thorough structured readable tidy thoughtful question-mark follow-up closing opening
     first last end beginning start"""
 )
 
@@ -145,6 +145,7 @@ APPROVE = cues(
     r"^(?:much|way|far|so much|a lot) better\b|\byou (?:got|nailed|understood|listened|remembered|read my mind)\b",
     r"^(?:\W*(?:now|finally)\W+)?(?:that's|this is|now that's) (?:a|an|the) (?:\w+ ){0,2}(?:answer|reply|response|length|format|style|way|sentence)\b.*\b(?:like|want|need|love|looking)",
     r"\b(?:i|we) (?:really )?(?:like|love|prefer|want)\b.*\b(?:like (?:this|that)|this way|that way)$|\bto the point$|\b(?:short|brief) and sweet\b",
+    r"^(?:that's |this is |it's )?(?:exactly|precisely|just) the (?:\w+ ){1,5}(?:i|we)(?:'d)? (?:want|need|like|ask|hope|look|expect)(?:ed|d)?\b(?: for\b)?",
     r"\bcouldn't (?:be|have been|ask for) (?:better|more)\b|\bno complaints\b|\bjust right\b|\bas (?:i )?(?:asked|requested|wanted)\b",
 )
 #: Approval when the clause names a form.
@@ -187,7 +188,21 @@ CORRECT = cues(
     r"\bstill (?:\w+ )?(?:throws?|fails?|failing|crash\w*|broken|errors?|getting|gives?|shows?|says|doesn't|isn't|not)\b",
     r"^(?:try again|redo|do it again|do over|once more)\b",
     r"^(?:drop|skip|leave out|cut|omit|ditch|lose|spare me|remove) (?:the|all|any|your|those|these|out)\b",
+    r"\bleave (?:\w+ ){1,4}(?:alone|as (?:it|they) (?:is|are|was|were)|untouched|unchanged)\b|\bunless i (?:ask|say|tell|want)\b",
+    r"^you (?:also |even |just )?(?:changed|deleted|removed|broke|renamed|edited|touched|overwrote|replaced)\b",
 )
+#: A statement, and the next clause that denies what was said instead of it: "it's blue", "not green".
+ASSERTS = re.compile(
+    r"^(?:no |nope |actually )*(?:it|that|this|he|she|they|the (?:\w+ ){1,4}?)(?:'s|'re| ?is| ?are| ?was| ?were)\b(?! not\b)|^(?!.*(?:不|吗|什么)).*是"
+)
+DENIES = re.compile(
+    r"^not (?!bad\b|sure\b|really\b|yet\b|at all\b|only\b|just\b|that\b|to\b|because\b)\w+(?: [\w'-]+){0,4}$|^(?:而)?不是"
+)
+#: The same the other way round: "it's not Paris", "it's Rome".
+DENIED = re.compile(
+    r"^(?:it|that|this|he|she)(?:'s not|isn't| is not|'s n't| isn't| wasn't| was not) \w+(?: \w+){0,3}$|^不是"
+)
+REPLACES = re.compile(r"^(?:it|that|this|he|she)(?:'s| is| was)\b|^(?:而|应该)?是")
 
 #: Corrections when the clause names a form, or the answer or its author.
 CORRECT_FORM = cues(
@@ -249,7 +264,7 @@ INJECTED = re.compile(
 )
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|mr|mrs|ms|dr|st|no|approx|cf)\.$", re.IGNORECASE)
 CLAUSE_BREAK = re.compile(
-    r"[,;:]\s+|\s+[-–—]+\s+|[—–(),;]|\s+(?=(?:but|however|though|although|except)\b)|"
+    r"[,;:]\s+|\s+[-–—]+\s+|[—–(),;\uff0c\uff1b\uff1a\uff08\uff09]|\s+(?=(?:but|however|though|although|except)\b)|"
     r"\s+(?=(?:and|so|then)\s+(?:what|why|how|who|where|when|which|tell|please|can you|could you|next|don't|do not|never|always|keep|use|"
     r"stop|now|explain|describe|in future)\b)"
 )
