@@ -33,6 +33,7 @@ from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, 
 from hintloop_rollout_proxy.errors import EngineTimeoutError, EngineUnreachableError, RefusedError, said
 from hintloop_rollout_proxy.events import EventRelay, TranslatingRelay
 from hintloop_rollout_proxy.gate import Client
+from hintloop_rollout_proxy.linking.identity import identity_headers
 from hintloop_rollout_proxy.parcels import Parcel
 from hintloop_rollout_proxy.request import Reading, fill_defaults, read_request, session_key
 from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
@@ -138,6 +139,7 @@ class Handler:
             credential=client.credential,
             opted_out=not client.train,
             session_key=key,
+            identity=identity_headers(headers),
             turn_type=turn_type or None,
             session_done=headers.get(b"x-session-done", b"").strip().lower() in (b"1", b"true"),
             traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
