@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample
+from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable, TrainerState
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
@@ -35,6 +36,7 @@ def main(job: Path, tensor: int, pipeline: int, load: str) -> None:
                 "pipeline_model_parallel_size": pipeline,
                 "custom_loss_path": "topk_reverse_kl.py" if load == "topk" else None,
             },
+            "prm": {"teacher_source": "trainer"},
         }
     )
     layout = parallel.start(tensor, pipeline, seed=1, timeout_s=120)
@@ -48,10 +50,20 @@ def main(job: Path, tensor: int, pipeline: int, load: str) -> None:
     parallel.stop()
 
 
+def replace(encoded: bytes, hint: bytes) -> bytes:
+    """A sample with a hint, given as bytes, before its prompt."""
+    sample = msgspec.msgpack.decode(encoded, type=Sample)
+    hinted = pack([*hint, *unpack(sample.prompt_ids).tolist()], "int32")
+    return msgspec.msgpack.encode(msgspec.structs.replace(sample, hinted_prompt_ids=hinted))
+
+
 def lead(ranks: Ranks, samples: list[bytes], out: Path, load: str) -> None:
     if load.startswith("/"):
         ranks.call("load", Path(load))
     ranks.idle()
+    chosen = ranks.call("choose", samples[:5], 6)
+    hinted = [replace(item, b"hint") for item in samples[:5]]
+    taught = ranks.call("teach", hinted, 6)
     ranks.call("begin", [samples[:4], samples[4:]])
     results = [ranks.call("step", index) for index in (0, 1)]
     scores = ranks.call("score", [3, 1, 4, 1, 5, 9])
@@ -72,6 +84,10 @@ def lead(ranks: Ranks, samples: list[bytes], out: Path, load: str) -> None:
                 "entropy": [result.tally.of("entropy").mean for result in results],
                 "ratio": [result.tally.of("ratio_mean").mean for result in results],
                 "scores": scores,
+                "chosen": {turn: ids.tolist() for turn, ids in sorted(chosen.items())},
+                "taught": [taught[turn].logprobs.tolist() for turn in sorted(taught)],
+                "taught_ids": [taught[turn].topk_ids.tolist() for turn in sorted(taught)],
+                "taught_tails": [taught[turn].tail_logprobs.tolist() for turn in sorted(taught)],
                 "digest": digest,
                 "out": str(out),
             }

@@ -82,6 +82,11 @@ def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert (one["tokens"], one["read"]) == (other["tokens"], other["read"])
     for name in ("losses", "grad_norms", "entropy", "ratio", "scores"):
         assert other[name] == pytest.approx(one[name], rel=2e-4, abs=2e-5), name
+    for name in ("chosen", "taught_ids"):
+        assert one[name] and other[name] == one[name], name
+    for name in ("taught", "taught_tails"):
+        for mine, theirs in zip(one[name], other[name], strict=True):
+            assert theirs == pytest.approx(mine, rel=2e-4, abs=2e-5), name
     expected, found = tensors(one["out"]), tensors(other["out"])
     assert expected.keys() == found.keys()
     # AdamW's first steps move every weight by the learning rate, whatever rounding does to tiny gradients.

@@ -84,7 +84,9 @@ def test_samples_are_acknowledged_with_the_checkpoint_only(bench: Bench, make_sa
     def spy(store: checkpoints.CheckpointStore, state: checkpoints.TrainerState) -> Any:
         counts = run(bench, bench.broker.counts(SAMPLES))
         path = save(store, state)
-        assert run(bench, bench.broker.counts(SAMPLES)) == counts
+        after = run(bench, bench.broker.counts(SAMPLES))
+        # Meanwhile more may have been read; nothing was acknowledged.
+        assert (after.length, after.pending >= counts.pending) == (counts.length, True)
         seen.append((state.step, counts.length, len(state.trained_turn_ids)))
         return path
 

@@ -63,7 +63,7 @@ class Admission:
             return _score_signal(sample)
         if estimator == "on_policy_distillation":
             return _teacher_signal(sample)
-        if sample.teacher_logprobs is None:
+        if sample.teacher_logprobs is None and sample.hinted_prompt_ids is None:
             # The score alone has to carry it.
             return _score_signal(sample)
         return None
@@ -71,6 +71,9 @@ class Admission:
     def _custom_signal(self, sample: Sample, requires: frozenset[str]) -> Refusal | None:
         if "score" in requires and sample.score is None:
             return Refusal(DropReason.NO_SIGNAL, "no score")
+        if sample.hinted_prompt_ids is not None:
+            # The teacher's part is filled in before the step.
+            return None
         if "teacher_topk" in requires and sample.teacher_topk_ids is None:
             return _teacher_signal(sample) or Refusal(DropReason.TEACHER_MISSING, "no teacher candidates")
         return _teacher_signal(sample) if "teacher_logprobs" in requires else None
@@ -85,7 +88,7 @@ def _score_signal(sample: Sample) -> Refusal | None:
 
 
 def _teacher_signal(sample: Sample) -> Refusal | None:
-    if sample.teacher_logprobs is not None:
+    if sample.teacher_logprobs is not None or sample.hinted_prompt_ids is not None:
         return None
     if sample.hint is None:
         return Refusal(DropReason.NO_HINT, "no hint")

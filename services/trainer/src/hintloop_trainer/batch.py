@@ -51,6 +51,8 @@ class Example:
     topk_ids_TK: torch.Tensor | None
     topk_logprobs_TK: torch.Tensor | None
     tail_T: torch.Tensor | None
+    hinted_P: torch.Tensor | None = None
+    """The prompt with its hint, where the answer is scored here or from here."""
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +95,8 @@ def _tensor(packed: PackedArray, dtype: torch.dtype, name: str, shape: tuple[int
     )
     if not fits:
         raise SampleError(f"{name} has shape {list(array.shape)}, expected {[s if s else '*' for s in shape]}")
-    return torch.from_numpy(array.copy()).to(dtype)
+    # A view of the message's bytes, where the dtype is already right: nothing here writes to it.
+    return torch.from_dlpack(array).to(dtype)
 
 
 def _checked_logprobs(packed: PackedArray, name: str, shape: tuple[int | None, ...]) -> torch.Tensor:
@@ -132,8 +135,18 @@ def read_example(sample: Sample, vocab_size: int) -> Example:
             if sample.teacher_logprobs is not None
             else None
         ),
+        hinted_P=_read_hinted(sample, vocab_size),
         **_read_topk(sample, length, vocab_size),
     )
+
+
+def _read_hinted(sample: Sample, vocab_size: int) -> torch.Tensor | None:
+    if sample.hinted_prompt_ids is None:
+        return None
+    ids = _tensor(sample.hinted_prompt_ids, torch.int64, "hinted_prompt_ids", (None,))
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise SampleError(f"hinted_prompt_ids is empty or has an id outside the student's vocabulary of {vocab_size}")
+    return ids
 
 
 def _read_topk(sample: Sample, length: int, vocab_size: int) -> dict[str, torch.Tensor | None]:

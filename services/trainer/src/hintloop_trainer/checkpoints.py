@@ -10,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hintloop_contract.errors import ConfigError
 from megatron.core import dist_checkpointing
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
+from hintloop_trainer import forced
 from hintloop_trainer.errors import CheckpointError
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
@@ -86,6 +88,7 @@ def _sharded(learner: Learner, *, loading: bool) -> dict[str, Any]:
         "model": weights,
         "optimizer": learner.optimizer.sharded_state_dict(weights, is_loading=loading),
         "generators": _generators(),
+        "teacher": {} if learner.own_teacher is None else learner.own_teacher.sharded(),
     }
 
 
@@ -132,6 +135,8 @@ class CheckpointStore:
                 loaded = dist_checkpointing.load(_sharded(self._learner, loading=True), str(directory))
                 self._learner.model.load_state_dict(loaded["model"])
                 self._learner.optimizer.load_state_dict(loaded["optimizer"])
+                if self._learner.own_teacher is not None:
+                    self._learner.own_teacher.restore(loaded["teacher"])
         except (KeyError, ValueError, RuntimeError, OSError) as error:
             raise CheckpointError(f"{directory} cannot be loaded: {type(error).__name__}: {error}") from error
         optimizer.configure(self._learner.optimizer, self._learner.config.training)
@@ -150,6 +155,8 @@ class Resumable:
         """Join the two."""
         self.learner = learner
         self.begin = learner.begin
+        self.choose = partial(forced.choose, learner)
+        self.teach = partial(forced.teach, learner)
         self.step = learner.step
         self.score = learner.score
         self.export = learner.export

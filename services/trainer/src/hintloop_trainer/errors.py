@@ -29,6 +29,10 @@ class BackgroundError(HintloopError):
     """Work in the background ended that should not have; training cannot go on without it."""
 
 
+class ScoringRefusedError(HintloopError):
+    """The teacher's gRPC service cannot do what is asked of it; asking again would not help."""
+
+
 class CheckpointError(HintloopError):
     """A checkpoint cannot be written or read."""
 

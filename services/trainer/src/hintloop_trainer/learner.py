@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from hintloop_contract.messages import Sample
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from hintloop_trainer import batch as batching
+from hintloop_trainer import own_teacher
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import ModelError, TrainingError
 from hintloop_trainer.megatron import cpu, export, logprobs, model, optimizer, weights
@@ -92,6 +93,8 @@ class Learner:
         with cpu.quietly():
             self.replicated = optimizer.wrap(self.model)
             self.optimizer = optimizer.make(self.replicated, config.training, self.dtype)
+        own = config.prm.teacher_source == "trainer" and objective.wants_teacher
+        self.own_teacher = own_teacher.make(config, self.arch, layout, self.dtype) if own else None
         self._plans: list[Planned] = []
 
     def begin(self, collection: list[list[bytes]]) -> None:
@@ -130,7 +133,7 @@ class Learner:
         self.replicated.zero_grad_buffer()
         self.optimizer.zero_grad()
         olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
-        outputs = self._run(list(zip(plan.batches, olds, strict=True)), forward_only=False)
+        outputs = self._run(list(zip(plan.batches, olds, strict=True)), self._forward_loss, forward_only=False)
         tally, loss, traces = self._sum_up(outputs)
         if loss.count and not math.isfinite(loss.total):
             raise TrainingError(f"the loss is {loss.total}; no step was made")
@@ -138,6 +141,8 @@ class Learner:
         self._check_gradient()
         with cpu.quietly():
             grad_norm = self._optimize()
+        if self.own_teacher is not None:
+            self.own_teacher.follow(self.model)
         finished = time.perf_counter()
         counts = torch.tensor([sum(e.num_tokens for b in plan.batches for e in b.examples)], device=cpu.device())
         dist.all_reduce(counts, group=_data_group())
@@ -168,15 +173,17 @@ class Learner:
             raise TrainingError("the optimizer made no step")
         return float(grad_norm)
 
-    def _run(self, work: list[tuple[MicroBatch, Old | None]], *, forward_only: bool) -> list[Any]:
+    def _run(
+        self, work: list[tuple[MicroBatch, Old | None]], step: Any, *, forward_only: bool, network: Any = None
+    ) -> list[Any]:
         """Megatron's schedule over the micro-batches; the last stage's outputs, in order."""
         schedule = get_forward_backward_func()
         longest = max(item.input_ids_BS.shape[1] for item, _ in work)
         with cpu.quietly():
             outputs: list[Any] = schedule(
-                forward_step_func=self._forward_scores if forward_only else self._forward_loss,
+                forward_step_func=step,
                 data_iterator=iter(work),
-                model=[self.replicated],
+                model=[self.replicated if network is None else network],
                 num_microbatches=len(work),
                 seq_length=longest,
                 micro_batch_size=self.config.training.micro_batch_size,
@@ -190,9 +197,13 @@ class Learner:
         return hidden
 
     def _scores(self, batch: MicroBatch, hidden_SBH: torch.Tensor) -> logprobs.Scores:
+        return self.score_rows(self.model, batch, hidden_SBH.flatten(0, 1)[batch.rows_N])
+
+    def score_rows(self, network: model.PolicyModel, batch: MicroBatch, hidden_NH: torch.Tensor) -> logprobs.Scores:
+        """What ``network``'s head says of a micro-batch's targets and candidates."""
         return logprobs.score(
-            self.model,
-            hidden_SBH.flatten(0, 1)[batch.rows_N],
+            network,
+            hidden_NH,
             batch.targets_N,
             batch.temperatures_N,
             self.arch.vocab_size,
@@ -209,19 +220,32 @@ class Learner:
         count = torch.tensor(found.count, dtype=torch.int, device=found.total.device)
         return found.total, count, Output(found.tally, share, found.traces)
 
-    def _forward_scores(self, work: Iterator[tuple[MicroBatch, Old | None]], network: Any) -> tuple[Any, Any]:
-        batch, _ = next(work)
-        return self._hidden(network, batch), partial(self._before, batch)
-
-    def _before(self, batch: MicroBatch, hidden_SBH: torch.Tensor) -> tuple[Any, Any, Any]:
-        scores = self._scores(batch, hidden_SBH)
-        nothing = hidden_SBH.new_zeros(())
-        count = torch.tensor(batch.num_trained, dtype=torch.int, device=nothing.device)
-        return nothing, count, Old(scores.logprobs_N, scores.tempered_N)
-
     @torch.no_grad()
+    def read_rows(
+        self, batches: list[MicroBatch], read: Callable[[MicroBatch, torch.Tensor], Any], network: Any = None
+    ) -> list[Any]:
+        """What ``read`` makes of the hidden states ``[N, H]`` before every micro-batch's trained tokens, in order.
+
+        ``network`` is the student unless given. Empty on all pipeline stages but the last.
+        """
+
+        def finish(batch: MicroBatch, hidden_SBH: torch.Tensor) -> tuple[Any, Any, Any]:
+            nothing = hidden_SBH.new_zeros(())
+            count = torch.tensor(batch.num_trained, dtype=torch.int, device=nothing.device)
+            return nothing, count, read(batch, hidden_SBH.flatten(0, 1)[batch.rows_N])
+
+        def step(work: Iterator[tuple[MicroBatch, Old | None]], network: Any) -> tuple[Any, Any]:
+            batch, _ = next(work)
+            return self._hidden(network, batch), partial(finish, batch)
+
+        return self._run([(item, None) for item in batches], step, forward_only=True, network=network)
+
     def _score_before(self, batches: list[MicroBatch]) -> list[Old]:
-        found: list[Old] = self._run([(item, None) for item in batches], forward_only=True)
+        def read(batch: MicroBatch, hidden_NH: torch.Tensor) -> Old:
+            scores = self.score_rows(self.model, batch, hidden_NH)
+            return Old(scores.logprobs_N, scores.tempered_N)
+
+        found: list[Old] = self.read_rows(batches, read)
         # Other pipeline stages have no log-probabilities, and no use for them either.
         missing = torch.empty(0)
         return found or [Old(missing, missing) for _ in batches]

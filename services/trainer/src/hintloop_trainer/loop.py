@@ -6,6 +6,7 @@ spoken to in the background thread.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
@@ -25,14 +26,18 @@ from hintloop_trainer import checkpoints
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import TrainerState
 from hintloop_trainer.errors import BackgroundError, PublishError, TrainingError, WeightsError
+from hintloop_trainer.filling import Filling
 from hintloop_trainer.learner import StepResult
 from hintloop_trainer.lineage import Lineage
+from hintloop_trainer.prm_client import PrmClient
+from hintloop_trainer.prm_watch import PrmWatch
 from hintloop_trainer.publish.protocol import Publisher
 from hintloop_trainer.publish.release import Release
 from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.report import Metrics, MetricsFile, shown, step_metrics
 from hintloop_trainer.samples import Held, SampleSource
 from hintloop_trainer.tally import Moments
+from hintloop_trainer.teacher_part import TeacherPart
 from hintloop_trainer.traces import TraceFile
 
 T = TypeVar("T")
@@ -54,9 +59,14 @@ class LoopDeps:
     probe_ids: list[int]
     metrics_file: MetricsFile
     trace_file: TraceFile
+    filling: Filling
+    prm: PrmClient
+    watch: PrmWatch
     run: str
     """Id of this run of the trainer."""
     stop: threading.Event
+    ending: asyncio.Event
+    """Tells the background's lasting work to end."""
 
 
 @dataclass(slots=True)
@@ -88,6 +98,7 @@ class TrainingLoop:
         self._progress = Progress()
         self._log = structlog.get_logger()
         self._steps_at_start = 0
+        self._teacher = TeacherPart(deps, self._insist)
 
     def run(self) -> Progress:
         """Train until asked to stop, or for ``training.max_steps`` steps; leaves a checkpoint behind.
@@ -99,7 +110,9 @@ class TrainingLoop:
             WeightsError: the weights are no numbers; the last checkpoint stays the newest.
         """
         try:
-            self._publish(self._probe())
+            scores = self._probe()
+            self._publish(scores)
+            self._teacher.start(self._progress.step, scores)
             while not self._finished():
                 self._status("collecting")
                 held = self._collect()
@@ -169,6 +182,7 @@ class TrainingLoop:
             "version": str(progress.lineage.current or ""),
             "trained": str(progress.num_trained),
             "run": self._deps.run,
+            **self._deps.watch.fields(),
             **{name: "" if value is None else str(value) for name, value in (metrics or {}).items()},
         }
         try:
@@ -195,6 +209,11 @@ class TrainingLoop:
     def _train(self, held: list[Held]) -> None:
         deps, size = self._deps, self._training.train_batch_size
         self._progress.collection = list(held)
+        filled = self._teacher.filled(held)
+        self._progress.collection = list(filled or [])
+        if filled is None:
+            return
+        held = filled
         self._insist("counting", lambda: deps.broker.count("batched", len(held)))
         batches = [held[start : start + size] for start in range(0, len(held), size)]
         encoder = msgspec.msgpack.Encoder()
@@ -247,6 +266,7 @@ class TrainingLoop:
             "version": progress.lineage.current,
             **step_metrics(result, batch, staleness, progress.advantages),
             "seconds_prepare": prepared_s,
+            **self._teacher.metrics(),
             **{f"seconds_{name}": value for name, value in seconds.items()},
         }
         deps.metrics_file.write(metrics)

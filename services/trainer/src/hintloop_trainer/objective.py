@@ -60,6 +60,13 @@ class Objective:
         """Whether the student is scored on the teacher's candidates."""
         return "teacher_topk" in self.loss.requires
 
+    @property
+    def wants_teacher(self) -> bool:
+        """Whether the teacher's log-probabilities are learned from."""
+        if self.loss.custom:
+            return bool(self.loss.requires & {"teacher_logprobs", "teacher_topk"})
+        return self.coefficients.estimator != "grpo"
+
     def effective(self) -> dict[str, float | str | None]:
         """The coefficients in force, read from what the loss is given."""
         return {
@@ -201,11 +208,6 @@ def objective_from(config: Config, loss: LoadedLoss) -> Objective:
     if training.kl_coef:
         raise ConfigError(
             f"training.kl_coef {training.kl_coef} is not yet supported: the reference KL is not computed; set 0.0"
-        )
-    if "teacher_topk" in loss.requires and not config.topk_opd.use_teacher_topk:
-        raise ConfigError(
-            "topk_opd.use_teacher_topk = false is not yet supported: the teacher cannot be asked for the student's "
-            "candidates; set true"
         )
     return Objective(
         loss=loss,

@@ -177,8 +177,18 @@ class SampleSource:
             tenant=held.sample.tenant,
         )
         await self._broker.drop(held.entry, drop)
-        self._waiting.remove(held)
+        self._waiting = [waiting for waiting in self._waiting if waiting.entry.entry_id != held.entry.entry_id]
         self._held.pop(held.sample.turn_id, None)
+
+    async def refuse(self, held: Held, reason: DropReason, detail: str) -> None:
+        """Drop a sample that was collected and cannot be trained."""
+        await self._drop(held, reason, detail)
+
+    async def put_back(self, collected: Sequence[Held]) -> None:
+        """Let collected samples wait again, before all others."""
+        async with self._arrived:
+            self._waiting[:0] = collected
+            self._arrived.notify_all()
 
     async def finish(self, trained: Sequence[Held]) -> None:
         """Acknowledge samples that a durable checkpoint holds."""

@@ -19,11 +19,14 @@ from hintloop_trainer import megatron  # noqa: F401  # before anything of megatr
 from hintloop_trainer.admission import Admission
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable
+from hintloop_trainer.filling import filling_from
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.loop import LoopDeps, Progress, TrainingLoop
 from hintloop_trainer.losses.loading import LoadedLoss, load_loss
 from hintloop_trainer.megatron import cpu, parallel
 from hintloop_trainer.objective import objective_from
+from hintloop_trainer.prm_client import PrmClient
+from hintloop_trainer.prm_watch import PrmWatch
 from hintloop_trainer.publish.engines import EngineControl, EngineHttp
 from hintloop_trainer.publish.probe import probe_ids
 from hintloop_trainer.publish.protocol import TOLERANCES, Publisher
@@ -121,6 +124,8 @@ def lead(
         claim_idle_ms=config.redis.claim_idle_ms,
         capacity=config.rollout.rollout_batch_size,
     )
+    ending = asyncio.Event()
+    prm = PrmClient(config.prm, config.topk_opd.logprobs_dtype)
     deps = LoopDeps(
         config=config,
         ranks=ranks,
@@ -131,12 +136,15 @@ def lead(
         probe_ids=probe_ids(Path(config.tokenizer_dir), vocab_size),
         metrics_file=MetricsFile(config.training.checkpoint_dir.parent / "metrics.jsonl"),
         trace_file=TraceFile(config.training.checkpoint_dir.parent / "teacher_logprobs.jsonl"),
+        filling=filling_from(config, loss, vocab_size),
+        prm=prm,
+        watch=PrmWatch(prm),
         run=new_id(),
         stop=stop,
+        ending=ending,
     )
     loop = TrainingLoop(deps)
     loop.resume()
-    ending = asyncio.Event()
     background.run(source.start())
     background.run(publisher.restore())
     background.keep("reading samples", source.serve(ending))
@@ -147,3 +155,4 @@ def lead(
     finally:
         background.loop.call_soon_threadsafe(ending.set)
         background.finish(timeout_s=30)
+        background.run(prm.close())

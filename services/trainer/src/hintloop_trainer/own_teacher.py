@@ -1,0 +1,66 @@
+"""The trainer as teacher: weights of its own that score an answer behind the hinted prompt.
+
+The teacher is the student as it was at first, as it is now, or its moving average. Owns those weights; which samples
+are scored is :mod:`forced`'s business. Every method is called on all ranks alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hintloop_contract.config.schema import Config
+
+from hintloop_trainer.megatron import model, weights
+from hintloop_trainer.megatron.model import Architecture, PolicyModel
+from hintloop_trainer.megatron.parallel import Layout
+
+_PREFIX = "teacher."
+
+
+class OwnTeacher:
+    """A second copy of the model. ``decay`` makes it follow the student; without it it stays as it was loaded."""
+
+    def __init__(self, network: PolicyModel, decay: float | None) -> None:
+        """Own ``network``, which holds the student's first weights."""
+        self.network = network
+        self._decay = decay
+        self._averages = [parameter.detach().float().clone() for parameter in network.parameters()] if decay else []
+
+    @torch.no_grad()
+    def follow(self, student: PolicyModel) -> None:
+        """Move a little towards the student; to be called after each optimizer step."""
+        if self._decay is None:
+            return
+        for mine, average, theirs in zip(self.network.parameters(), self._averages, student.parameters(), strict=True):
+            # Under bfloat16 the optimizer's float32 weights move in steps that bfloat16 cannot hold; so do averages.
+            newest = getattr(theirs, "main_param", None)
+            newest = theirs if newest is None else newest.view_as(theirs)
+            average.lerp_(newest.detach().float(), 1.0 - self._decay)
+            mine.copy_(average)
+
+    def sharded(self) -> dict[str, Any]:
+        """What a checkpoint has to hold: the moving average; nothing for weights that never change."""
+        if self._decay is None:
+            return {}
+        found: dict[str, Any] = self.network.sharded_state_dict(prefix=_PREFIX)
+        return found
+
+    @torch.no_grad()
+    def restore(self, loaded: dict[str, Any]) -> None:
+        """Take what :meth:`sharded` described, read from a checkpoint."""
+        if self._decay is None:
+            return
+        self.network.load_state_dict({name.removeprefix(_PREFIX): value for name, value in loaded.items()})
+        for average, parameter in zip(self._averages, self.network.parameters(), strict=True):
+            average.copy_(parameter)
+
+
+def make(config: Config, arch: Architecture, layout: Layout, dtype: torch.dtype) -> OwnTeacher | None:
+    """The configured copy with the student's first weights; ``None`` when the student itself is the teacher."""
+    kind = config.prm.teacher_weights
+    if kind == "current":
+        return None
+    network = model.build(arch, layout, dtype, config.model.max_seq_len)
+    weights.load(network, arch, layout, config.model.student_model_path)
+    return OwnTeacher(network, config.prm.ema_decay if kind == "ema" else None)
