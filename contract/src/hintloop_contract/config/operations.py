@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
-from hintloop_contract.config.section import Positive, Section
+from hintloop_contract.config.section import Positive, Section, http_address
 
 
 class RedisSection(Section):
@@ -31,3 +31,17 @@ class LoggingSection(Section):
     """Least severe level written."""
     format: Literal["json", "console"] = "console"
     """One JSON object a line, or text for people."""
+
+
+class TracingSection(Section):
+    """Traces by OpenTelemetry. Headers for the collector come by `OTEL_EXPORTER_OTLP_HEADERS`."""
+
+    otlp_endpoint: str = ""
+    """Collector that takes OTLP over HTTP (`http://host:4318`); empty turns tracing off."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of traces that begin here and are kept; a client's own decision in `traceparent` stands."""
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _collector(cls, value: str) -> str:
+        return http_address(value).removesuffix("/v1/traces") if value else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from hintloop_contract.config.learning import AdvantageSection, ModelSection, PublishingSection, TrainingSection
-from hintloop_contract.config.operations import LoggingSection, RedisSection
+from hintloop_contract.config.operations import LoggingSection, RedisSection, TracingSection
 from hintloop_contract.config.section import Section, http_address
 from hintloop_contract.config.serving import LinkerSection, PolicySection, ProxySection, RolloutSection
 from hintloop_contract.config.signal import OpdSection, PrmSection, TopkOpdSection
@@ -29,6 +29,7 @@ __all__ = [
     "RolloutSection",
     "Section",
     "TopkOpdSection",
+    "TracingSection",
     "TrainingSection",
     "http_address",
 ]
@@ -50,6 +51,7 @@ class Config(Section):
     redis: RedisSection = Field(default_factory=RedisSection)
     publishing: PublishingSection = Field(default_factory=PublishingSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
+    tracing: TracingSection = Field(default_factory=TracingSection)
 
     @property
     def engine_urls(self) -> list[str]:

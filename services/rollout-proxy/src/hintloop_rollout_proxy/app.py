@@ -35,6 +35,8 @@ from hintloop_rollout_proxy.errors import (
     said,
 )
 from hintloop_rollout_proxy.request import check_numbers, read_fields
+from hintloop_rollout_proxy.timing import Timing
+from hintloop_rollout_proxy.tracing import begin_span, end_span
 from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
 
 #: Discovery, tokenizing and the harmless probes of real agents.
@@ -53,6 +55,7 @@ PASSED = frozenset(
         "/props",
     )
 )
+OWN = frozenset(("/metrics", "/hintloop/health", "/hintloop/ready"))
 ALLOWED = (*sorted(serving.PATHS), *sorted(PASSED), "/v1/models/{id}", "HEAD /", feedback.PATH)
 
 log = structlog.get_logger()
@@ -70,13 +73,15 @@ class ProxyApp:
         """Serve with ``deps``."""
         self._deps = deps
         self._handler = serving.Handler(deps)
-        self._feedback = feedback.FeedbackHandler(deps.intake, deps.clock)
+        self._feedback = feedback.FeedbackHandler(deps.intake, deps.clock, deps.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             raise NotImplementedError(f"ASGI scope {scope['type']!r} is not served")
         path, method = scope["path"], scope["method"]
+        known = path if path in ALLOWED or path.startswith(("/hintloop/", "/metrics")) else "other"
+        span = begin_span(self._deps.tracing, scope, known) if path not in OWN else None
         metrics_ = self._deps.metrics
         client = Sending(send)
         metrics_.in_flight.inc()
@@ -100,8 +105,8 @@ class ProxyApp:
             await send_refusal(client, own, path)
         finally:
             metrics_.in_flight.dec()
-            known = path if path in ALLOWED or path.startswith(("/hintloop/", "/metrics")) else "other"
             metrics_.requests.labels(known, str(status)).inc()
+            end_span(span, scope, status)
 
     async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> int:
         if path.startswith("/hintloop/") or path == "/metrics":
@@ -113,6 +118,7 @@ class ProxyApp:
             await send_whole(send, 200, JSON_HEADERS, b"")
             return 200
         body = await read_body(receive, headers, self._deps.config.proxy.max_request_bytes)
+        scope["timing"] = Timing()
         if path == feedback.PATH:
             return await self._feedback.serve(client, headers, body, send)
         if path in serving.PATHS:
@@ -134,7 +140,12 @@ class ProxyApp:
         if path == "/hintloop/ready":
             ready = deps.watch.ready and deps.background.running
             status = 200 if ready else 503
-            document = {"ready": ready, "engines": deps.watch.describe(), "tasks": deps.background.describe()}
+            document = {
+                "ready": ready,
+                "engines": deps.watch.describe(),
+                "tasks": deps.background.describe(),
+                "captures": deps.writer.describe(),
+            }
             await send_whole(send, status, JSON_HEADERS, msgspec.json.encode(document))
             return status
         raise PathRefusedError(f"{path} is no route of the proxy; there are /hintloop/health and /hintloop/ready")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hintloop_contract.config.schema import Config
+from hintloop_contract.tracing import Tracing
 
 from hintloop_rollout_proxy.apis.translation import TranslatedApi
 from hintloop_rollout_proxy.background import Background
@@ -41,4 +42,5 @@ class ProxyDeps:
     metrics: ProxyMetrics
     engine_key: str | None
     background: Background
+    tracing: Tracing | None = None
     translated: Mapping[str, TranslatedApi] = field(default_factory=dict)

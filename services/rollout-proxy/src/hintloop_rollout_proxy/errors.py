@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 from hintloop_contract.errors import HintloopError
 
-
 #: Error types of Anthropic's API by HTTP status; any other is ``api_error``.
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",

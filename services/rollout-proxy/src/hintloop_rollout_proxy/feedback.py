@@ -19,6 +19,7 @@ from hintloop_rollout_proxy.clock import RedisClock
 from hintloop_rollout_proxy.errors import BadRequestError
 from hintloop_rollout_proxy.gate import Client
 from hintloop_rollout_proxy.intake import Intake
+from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.parcels import Parcel
 
 PATH = "/v1/feedback"
@@ -118,9 +119,10 @@ def feedback_id(client: Client, idempotency_key: bytes) -> str:
 class FeedbackHandler:
     """Serves ``POST /v1/feedback``."""
 
-    def __init__(self, intake: Intake, clock: RedisClock) -> None:
+    def __init__(self, intake: Intake, clock: RedisClock, metrics: ProxyMetrics) -> None:
         """Hand feedback to ``intake``."""
         self._intake = intake
+        self._metrics = metrics
         self._clock = clock
 
     async def serve(self, client: Client, headers: Mapping[bytes, bytes], body: bytes, send: Send) -> int:
@@ -143,6 +145,7 @@ class FeedbackHandler:
             end_ms=now_ms,
         )
         await self._intake.put(Parcel(capture, headers.get(b"traceparent", b"").decode("latin-1")))
+        self._metrics.feedback.labels("none" if feedback.score is None else str(feedback.score)).inc()
         attached = {"response_id": feedback.response_id, "turn_id": turn_id, "session_id": feedback.session_id}
         answer = {"id": own_id, "object": "feedback", "attached_to": attached}
         await send_whole(send, 202, JSON_HEADERS, msgspec.json.encode(answer))

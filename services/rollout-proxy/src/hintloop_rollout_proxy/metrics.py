@@ -39,6 +39,7 @@ class ProxyMetrics:
         self.lost = Counter("hintloop_proxy_lost", "Captures lost, by cause.", ["cause"], registry=registry)
         self.spooled = Counter("hintloop_proxy_spooled", "Captures written to the disk spool.", registry=registry)
         self.spool_bytes = Gauge("hintloop_proxy_spool_bytes", "Bytes in the disk spool.", registry=registry)
+        self.spool_captures = Gauge("hintloop_proxy_spool_captures", "Captures in the disk spool.", registry=registry)
         self.spool_torn = Counter(
             "hintloop_proxy_spool_torn", "Spool segments that ended in an unfinished record.", registry=registry
         )
@@ -55,6 +56,19 @@ class ProxyMetrics:
             buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
             registry=registry,
         )
+        self.added = Histogram(
+            "hintloop_proxy_added_seconds",
+            "Seconds that the proxy itself added before the answer's first byte.",
+            buckets=(0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.25, 1, 5, 30),
+            registry=registry,
+        )
+        self.pause_wait = Histogram(
+            "hintloop_proxy_pause_wait_seconds",
+            "Seconds that a request waited for its first byte while weights were being published.",
+            buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+            registry=registry,
+        )
+        self.feedback = Counter("hintloop_proxy_feedback", "Feedback taken, by score.", ["score"], registry=registry)
         self.linked = Counter("hintloop_linker_linked", "Turns released.", registry=registry)
         self.dropped = Counter("hintloop_linker_dropped", "Turns dropped, by reason.", ["reason"], registry=registry)
         self.pending = Gauge("hintloop_linker_pending", "Captures whose turn is undecided.", registry=registry)

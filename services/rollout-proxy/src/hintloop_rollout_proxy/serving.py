@@ -36,6 +36,7 @@ from hintloop_rollout_proxy.gate import Client
 from hintloop_rollout_proxy.linking.identity import identity_headers
 from hintloop_rollout_proxy.parcels import Parcel
 from hintloop_rollout_proxy.request import Reading, fill_defaults, read_request, session_key
+from hintloop_rollout_proxy.timing import Timing
 from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
 
 CHAT_PATH = "/v1/chat/completions"
@@ -60,6 +61,7 @@ class Job:
     question: Question
     raw_headers: RawHeaders
     send: Send
+    timing: Timing
     translation: Translation | None = None
     started: bool = False
     relay: EventRelay | None = None
@@ -146,11 +148,12 @@ class Handler:
             response_id=None if translation is None else translation.response_id,
             untrainable=reading.untrainable,
         )
+        scope["turn_id"] = exchange.turn_id
         changed = translation is not None or deps.config.rollout.apply_sampling_defaults
         question = Question(api, asked, headers, reading.untrainable is None, None if changed else body)
         query = scope["query_string"].decode("latin-1")
         target = CHAT_PATH if translation is not None else f"{path}?{query}" if query else path
-        return Job(exchange, path, target, question, scope["headers"], send, translation)
+        return Job(exchange, path, target, question, scope["headers"], send, scope["timing"], translation)
 
     async def _translate(self, path: str, fields: Fields, client: Client) -> tuple[Translation | None, str | None]:
         """The translation of a request, or why there is none: then the engine's own endpoint serves it."""
@@ -223,6 +226,7 @@ class Handler:
         met: tuple[int, RawHeaders, bytes] | None = None
         for ask in ways_of(job.question, deps.dialect, engine.model, self._public_model, engine.wants_mended):
             headers = [*passed, *ask.headers] if ask.headers else passed
+            job.timing.ask()
             async with deps.pool.request(engine, "POST", job.path, headers, ask.body) as response:
                 if response.status not in REJECTED:
                     self._take(job, engine, ask, response.status)
@@ -257,14 +261,16 @@ class Handler:
         elif response.headers.get("content-type", "").startswith("text/event-stream"):
             await self._relay_stream(job, response, reader)
         else:
-            seen = read_whole(reader, await response.read())
+            data = await response.read()
+            job.timing.receive()
+            seen = read_whole(reader, data)
             if seen is None:
                 raise aiohttp.ClientPayloadError("it is no JSON, and holds what only the proxy asked for")
             if job.translation is not None:
                 seen = job.translation.body(seen)
             job.exchange.conclude()
-            self._first_byte(job.exchange)
             job.started = True
+            self._first_byte(job)
             await send_whole(job.send, response.status, answer_headers(response), seen)
 
     async def _relay_stream(self, job: Job, response: aiohttp.ClientResponse, reader: Reader) -> None:
@@ -277,19 +283,21 @@ class Handler:
             if begin:
                 await send_body(send, begin, more=True)
         async for block in response.content.iter_any():
+            if first:
+                job.timing.receive()
             out = relay.feed(block)
             if out:
                 await send_body(send, out, more=True)
                 if first:
                     first = False
-                    self._first_byte(job.exchange)
+                    self._first_byte(job)
         reader.ended()
         rest = relay.rest()
         job.exchange.conclude()
         await send_body(send, rest)
 
-    def _first_byte(self, exchange: Exchange) -> None:
-        self._deps.metrics.first_byte.observe((self._deps.clock.now_ms() - exchange.start_ms) / 1000)
+    def _first_byte(self, job: Job) -> None:
+        job.timing.answer(self._deps.metrics, self._deps.versions)
 
     async def _capture(self, exchange: Exchange) -> None:
         deps = self._deps

@@ -32,6 +32,7 @@ class Spool:
         self._segment: BinaryIO | None = None
         self._lock: BinaryIO | None = None
         self._next_number = 0
+        self._num_records: dict[str, int] = {}
         self.num_bytes = 0
         self.num_torn = 0
         """Records that a crash left unfinished."""
@@ -61,7 +62,15 @@ class Spool:
 
     def recount(self) -> None:
         """Count what is there, whoever put or removed it; raises ``OSError``."""
-        self.num_bytes = sum(path.stat().st_size for path in self.segments())
+        segments = self.segments()
+        self.num_bytes = sum(path.stat().st_size for path in segments)
+        known = self._num_records
+        self._num_records = {path.name: known[path.name] if path.name in known else _count(path) for path in segments}
+
+    @property
+    def num_records(self) -> int:
+        """Records that wait, those of a segment counted until the whole of it is replayed."""
+        return sum(self._num_records.values())
 
     @property
     def empty(self) -> bool:
@@ -100,6 +109,8 @@ class Spool:
             segment.write(_HEADER.pack(len(record), zlib.crc32(record)))
             segment.write(record)
             self.num_bytes += size
+            name = Path(segment.name).name
+            self._num_records[name] = self._num_records.get(name, 0) + 1
             taken += 1
         if taken and self._segment is not None:
             self._segment.flush()
@@ -140,12 +151,14 @@ class Spool:
     def remove(self, segment: Path) -> None:
         """Delete a replayed segment."""
         self.num_bytes -= segment.stat().st_size
+        self._num_records.pop(segment.name, None)
         segment.unlink()
 
     def set_aside(self, segment: Path) -> Path:
         """Keep a segment that cannot be replayed under another name, where it no longer counts; the new path."""
         aside = segment.with_suffix(ASIDE_SUFFIX)
         self.num_bytes -= segment.stat().st_size
+        self._num_records.pop(segment.name, None)
         segment.rename(aside)
         return aside
 
@@ -155,3 +168,13 @@ class Spool:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _count(segment: Path) -> int:
+    """Records of a segment by their headers alone; a torn one counts."""
+    count, size = 0, segment.stat().st_size
+    with segment.open("rb") as file:
+        while len(header := file.read(_HEADER.size)) == _HEADER.size and file.tell() <= size:
+            file.seek(_HEADER.unpack(header)[0], os.SEEK_CUR)
+            count += 1
+    return count

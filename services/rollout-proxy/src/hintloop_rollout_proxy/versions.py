@@ -7,6 +7,8 @@ takes the oldest value that may still have been in force, the end the newest tha
 from __future__ import annotations
 
 import asyncio
+import math
+from time import perf_counter
 
 import structlog
 from hintloop_contract.broker import Broker, WeightsState
@@ -31,6 +33,8 @@ class VersionView:
         """Read from ``broker``."""
         self._broker = broker
         self._state = WeightsState()
+        # When the last publishing began and ended; an end that is to come is infinite.
+        self._publishing = (math.inf, -math.inf)
 
     @property
     def oldest(self) -> int:
@@ -39,8 +43,19 @@ class VersionView:
 
     async def read(self) -> WeightsState:
         """Read the state now, and remember it."""
-        self._state = await self._broker.weights()
+        state = await self._broker.weights()
+        if state.updating is not None and self._state.updating is None:
+            self._publishing = (perf_counter(), math.inf)
+        elif state.updating is None and self._state.updating is not None:
+            self._publishing = (self._publishing[0], perf_counter())
+        self._state = state
         return self._state
+
+    def published_within(self, start_s: float, end_s: float) -> float:
+        """Seconds of that time (of ``perf_counter``) in which the last publishing was under way, to some
+        hundredths."""
+        began_s, ended_s = self._publishing
+        return max(0.0, min(end_s, ended_s) - max(start_s, began_s))
 
     async def run(self) -> None:
         """Refresh for ever."""

@@ -15,6 +15,7 @@ from hintloop_contract.api_keys import KeyRing
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.tracing import open_tracing
 
 from hintloop_rollout_proxy.apis.response_store import ResponseStore
 from hintloop_rollout_proxy.apis.table import translated_apis
@@ -55,6 +56,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
         spool = Spool(config.proxy.spool_dir, config.proxy.spool_max_bytes)
         writer = CaptureWriter(broker, spool, versions, flight, metrics, config.proxy.max_captures)
         writer.open()
+        tracing = open_tracing("rollout-proxy", config.tracing)
         scrubber = make_scrubber(config.proxy)
         scrubbing = None if scrubber is None else ScrubbingStage(scrubber, writer, flight, metrics)
         yield ProxyDeps(
@@ -72,6 +74,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             metrics=metrics,
             engine_key=engine_key if gate.checks_keys else None,
             background=Background(),
+            tracing=tracing,
             translated=translated_apis(ResponseStore(broker, ttl_s=config.rollout.session_timeout_sec)),
         )
     finally:
@@ -104,6 +107,8 @@ async def running(deps: ProxyDeps) -> AsyncIterator[None]:
             await deps.writer.rescue()
         with contextlib.suppress(DependencyError):
             await deps.flight.register()
+        if deps.tracing is not None:
+            await asyncio.to_thread(deps.tracing.close)
         await _end(tasks)
 
 

@@ -85,7 +85,20 @@ class CaptureWriter:
     def open(self) -> None:
         """Take the spool; raises ``SpoolError``."""
         self._spool.open()
+        self._show_spool()
+
+    def _show_spool(self) -> None:
         self._metrics.spool_bytes.set(self._spool.num_bytes)
+        self._metrics.spool_captures.set(self._spool.num_records)
+
+    def describe(self) -> dict[str, object]:
+        """What waits to be written, for people."""
+        return {
+            "queued": len(self._queue),
+            "spooled": self._spool.num_records,
+            "spool_bytes": self._spool.num_bytes,
+            "redis": "away" if self._away else "there",
+        }
 
     async def put(self, parcel: Parcel) -> None:
         """Hand a capture over. The client has its answer by then; a full queue holds its connection up for a moment."""
@@ -203,7 +216,7 @@ class CaptureWriter:
         if batch:
             await self._append(batch)
             self._replay.settle()
-        self._metrics.spool_bytes.set(self._spool.num_bytes)
+        self._show_spool()
 
     def _peek(self) -> list[Parcel]:
         batch: list[Parcel] = []
@@ -292,7 +305,7 @@ class CaptureWriter:
             return
         self._remove(num_waiting)
         self._metrics.spooled.inc(taken)
-        self._metrics.spool_bytes.set(self._spool.num_bytes)
+        self._show_spool()
         self._lose_all([parcel for parcel, _ in records[taken:]], "spool_full")
 
     def _encode(self, parcels: Sequence[Parcel]) -> list[tuple[Parcel, bytes]]:
