@@ -104,6 +104,19 @@ def keys_new(
 
 
 @app.command()
+def link(
+    files: Annotated[list[Path], typer.Argument(help="Case files, or capture logs (`linker.capture_log`).")],
+    session_timeout: Annotated[
+        float, typer.Option(min=0.001, max=MAX_STEP_TIMEOUT_S, help="Seconds between turns; `session_timeout_sec`.")
+    ] = 300.0,
+) -> None:
+    """Show how recorded traffic is read: sessions, links, side calls and retries, one JSON line a file."""
+    from hintloop.link import run_link
+
+    run_link(files, session_timeout)
+
+
+@app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, max=MAX_STEPS, help="Optimizer steps.")] = 8,
     method: Annotated[Method, typer.Option(help="Learning method.")] = Method.OPD,

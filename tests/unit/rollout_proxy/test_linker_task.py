@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,15 +126,20 @@ async def test_backpressure_past_the_limit(broker: Any) -> None:
     assert (await broker.funnel()).drops == {("link", "backpressure"): 3}
 
 
-async def turns_of(task: LinkerTask, broker: Any, count: int) -> list[str]:
-    """Step ``task`` until it released ``count`` turns; their ids."""
-    found: list[str] = []
+async def released(task: LinkerTask, broker: Any, count: int) -> list[Any]:
+    """Step ``task`` until it released ``count`` turns; their entries."""
+    found: list[Any] = []
     async with asyncio.timeout(20):
         while len(found) < count:
             if await task._hold_lease():
                 await task.step()
-            found += [entry.turn_id for entry in await broker.read(TURNS, "test", 10, None)]
+            found += await broker.read(TURNS, "test", 10, None)
     return found
+
+
+async def turns_of(task: LinkerTask, broker: Any, count: int) -> list[str]:
+    """Step ``task`` until it released ``count`` turns; their ids."""
+    return [entry.turn_id for entry in await released(task, broker, count)]
 
 
 async def test_only_the_holder_of_the_lease_links(broker: Any) -> None:
@@ -222,3 +228,66 @@ async def test_a_turn_that_cannot_be_built_is_dead_alone(broker: Any, monkeypatc
     assert await turns_of(task, broker, 1) == ["c"]
     assert (await broker.funnel()).drops == {("link", "dead"): 1}
     assert "a" not in task._pending and not task._todo
+
+
+async def test_gaps_near_the_timeout_are_counted(broker: Any) -> None:
+    task = LinkerTask(broker, make_config(rollout={"session_timeout_sec": 10.0}), ProxyMetrics())
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "x", start_ms=9099, end_ms=9200))
+    await broker.append(CAPTURES, make_capture("c", "q", "fine", "x", "fine", "y", start_ms=17_200, end_ms=17_300))
+    assert await turns_of(task, broker, 2) == ["a", "b"]
+    assert task._metrics.gap_near_timeout._value.get() == 1, "8.0 s is, 7.999 s is not"
+    assert task._metrics.gap._sum.get() == pytest.approx(15.999)
+
+
+async def test_captures_are_logged_where_the_configuration_says(broker: Any, tmp_path: Path) -> None:
+    path = tmp_path / "captures.jsonl"
+    task = LinkerTask(broker, make_config(linker={"capture_log": str(path)}), ProxyMetrics())
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "x", start_ms=2000, end_ms=2100))
+    assert await turns_of(task, broker, 1) == ["a"]
+    assert [json.loads(line)["turn_id"] for line in path.read_text().splitlines()] == ["a", "b"]
+
+
+async def test_a_log_that_cannot_be_written_stops_nothing(broker: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    task = LinkerTask(broker, make_config(linker={"capture_log": str(tmp_path / "file" / "x")}), ProxyMetrics())
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "x", start_ms=2000, end_ms=2100))
+    assert await turns_of(task, broker, 1) == ["a"]
+
+
+async def test_feedback_settles_a_turn_with_its_score(broker: Any) -> None:
+    task = LinkerTask(broker, make_config(), ProxyMetrics())
+    await broker.append(CAPTURES, make_capture("a", "q", response_id="chatcmpl-1"))
+    said = {"response_id": "chatcmpl-1", "session_id": None, "turn_id": None, "score": -1, "text": "Too long."}
+    await broker.append(CAPTURES, make_capture("f", api="feedback", request=json.dumps(said).encode(), answer=None))
+    (entry,) = await released(task, broker, 1)
+    assert (entry.turn_id, entry.message.feedback_score) == ("a", -1)
+    record = await broker.get_turn("a")
+    assert json.loads(record.next_state) == [{"role": "user", "content": "Too long."}]
+    assert (await broker.funnel()).drops == {("link", "feedback"): 1}
+    assert (await broker.counts(CAPTURES)).length == 0
+
+
+async def test_completions_become_turns_with_the_prompt_as_the_users_text(broker: Any) -> None:
+    task = LinkerTask(broker, make_config(), ProxyMetrics())
+    first, second = ({"prompt": text} for text in ("Q: one?\nA:", "Q: one?\nA:fine\nQ: two?\nA:"))
+    await broker.append(CAPTURES, make_capture("a", api="completions", request=json.dumps(first).encode()))
+    later = {"start_ms": 2000, "end_ms": 2100}
+    await broker.append(CAPTURES, make_capture("b", api="completions", request=json.dumps(second).encode(), **later))
+    assert await turns_of(task, broker, 1) == ["a"]
+    record = await broker.get_turn("a")
+    assert json.loads(record.messages) == [{"role": "user", "content": "Q: one?\nA:"}]
+    assert json.loads(record.next_state) == [{"role": "user", "content": "\nQ: two?\nA:"}]
+
+
+async def test_what_is_only_repeated_has_no_next_state(broker: Any) -> None:
+    task = LinkerTask(broker, make_config(), ProxyMetrics())
+    for turn_id, prompt, start_ms in (("a", "Once", 1000), ("b", "Oncefine ", 2000)):
+        request = json.dumps({"prompt": prompt}).encode()
+        times = {"start_ms": start_ms, "end_ms": start_ms + 100}
+        await broker.append(CAPTURES, make_capture(turn_id, api="completions", request=request, **times))
+    await task._hold_lease()
+    await task.step()
+    assert (await broker.funnel()).drops == {("link", "no_next_state"): 1}

@@ -102,5 +102,11 @@ class LinkerSection(Section):
 
     settle_ms: Annotated[int, Field(ge=0)] = 2000
     """How long an uncertain link waits for a better one."""
+    doubt_ms: Annotated[int, Field(ge=0)] = 30_000
+    """How long a link waits when its request may yet show as a side call (a memory flush, a compaction)."""
+    max_requests: Annotated[int, Field(ge=100)] = 50_000
+    """Most requests remembered; past it the oldest are settled before their session timeout."""
+    capture_log: Path | None = None
+    """File to which every capture is added as a line of JSON, for `hintloop link`. It holds prompts and answers."""
     lease_ms: Annotated[int, Field(ge=1000)] = 10_000
     """Length of the active linker's lease."""

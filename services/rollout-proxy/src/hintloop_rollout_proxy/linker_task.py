@@ -23,14 +23,18 @@ from hintloop_contract.messages import Capture, DropReason, Stage
 from hintloop_contract.messages import Drop as DropMessage
 from hintloop_contract.streams import CAPTURES, TURNS
 
+from hintloop_rollout_proxy.capture_log import CaptureLog
 from hintloop_rollout_proxy.flight import REGISTER_WITHIN_MS
-from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions
+from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions, Placed
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.turns import find_obstacle, linked_turn, turn_record
 
 READ_COUNT = 100
 BLOCK_MS = 100
 RETRY_S = 0.5
+#: Share of the session timeout from which a gap is near it, and seconds between two warnings of that.
+NEAR_TIMEOUT = 0.8
+WARN_EVERY_S = 60.0
 #: Seconds after Redis' return during which no deadline passes: spooled captures come in first.
 CALM_S = 5.0
 
@@ -60,6 +64,9 @@ class LinkerTask:
         self._pending: dict[str, Entry[Any]] = {}
         self._todo: deque[Decision] = deque()
         self._calm_until = 0.0
+        self._warn_at = 0.0
+        path = config.linker.capture_log
+        self._log = None if path is None else CaptureLog(path)
 
     def _make_linker(self) -> Linker:
         rollout = self._config.rollout
@@ -69,6 +76,8 @@ class LinkerTask:
                 session_timeout_ms=int(rollout.session_timeout_sec * 1000),
                 max_turns_per_session=rollout.max_turns_per_session,
                 grace_ms=REGISTER_WITHIN_MS,
+                doubt_ms=self._config.linker.doubt_ms,
+                max_requests=self._config.linker.max_requests,
             )
         )
 
@@ -147,9 +156,30 @@ class LinkerTask:
                 continue
             self._pending[entry.turn_id] = entry
             try:
-                self._todo.extend(self._linker.feed(entry.message))
+                decisions = self._linker.feed(entry.message)
+                self._observe_gaps(decisions)
+                self._todo.extend(decisions)
             except Exception as error:  # noqa: BLE001 - one capture, whatever is wrong with it
                 await self._bury(entry, error)
+
+    def _observe_gaps(self, decisions: Iterable[Decision]) -> None:
+        """Measure how long agents leave between turns: near the timeout, others will have come too late."""
+        timeout_s = self._config.rollout.session_timeout_sec
+        for decision in decisions:
+            if not isinstance(decision, Placed) or decision.gap_ms is None:
+                continue
+            gap_s = max(0.0, decision.gap_ms / 1000)
+            self._metrics.gap.observe(gap_s)
+            if gap_s < NEAR_TIMEOUT * timeout_s:
+                continue
+            self._metrics.gap_near_timeout.inc()
+            if time.monotonic() >= self._warn_at:
+                self._warn_at = time.monotonic() + WARN_EVERY_S
+                log.warning(
+                    "a turn came just before its session timed out; raise rollout.session_timeout_sec",
+                    gap_s=round(gap_s, 1),
+                    session_timeout_sec=timeout_s,
+                )
 
     async def _bury(self, entry: Entry[Any], error: Exception) -> None:
         """Send a capture to `dead`: it would fail again each time, and keep everything behind it waiting."""
@@ -168,6 +198,10 @@ class LinkerTask:
         horizon_ms = now_ms - int(self._config.proxy.request_timeout_s * 1000) - 60_000
         oldest_ms = await self._broker.inflight_oldest(horizon_ms)
         entries = await self._broker.read(CAPTURES, self._consumer, READ_COUNT, BLOCK_MS)
+        if self._log is not None and entries:
+            await asyncio.to_thread(
+                self._log.write, [entry.message for entry in entries if isinstance(entry.message, Capture)]
+            )
         await self._feed(entries)
         if len(entries) < READ_COUNT and time.monotonic() >= self._calm_until:
             self._todo.extend(self._linker.tick(now_ms, oldest_ms))
@@ -205,7 +239,7 @@ class LinkerTask:
         if entry is None:
             return 0
         capture: Capture = entry.message
-        obstacle = find_obstacle(capture, self._config.training)
+        obstacle = find_obstacle(capture, link, self._config.training)
         if obstacle is None and room < 1:
             obstacle = (
                 DropReason.BACKPRESSURE,

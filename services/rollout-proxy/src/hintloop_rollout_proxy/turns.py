@@ -29,7 +29,7 @@ PROMPT_MEMBERS = ("prompt", "text")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def find_obstacle(capture: Capture, training: TrainingSection) -> Problem | None:
+def find_obstacle(capture: Capture, link: Link, training: TrainingSection) -> Problem | None:
     """Why a linked turn is dropped all the same, or ``None``."""
     missing = [
         name
@@ -38,6 +38,8 @@ def find_obstacle(capture: Capture, training: TrainingSection) -> Problem | None
     ]
     if missing:
         return DropReason.NOT_TRAINABLE, f"the capture lacks {', '.join(missing)}"
+    if link.next_state == b"[]" and link.score is None:
+        return DropReason.NO_NEXT_STATE, "no words follow the answer: nothing, white space, or token ids alone"
     if capture.version_oldest != capture.version_newest and not training.allow_mixed_version:
         return DropReason.MIXED_VERSION, f"weights {capture.version_oldest} to {capture.version_newest}"
     if capture.sampling.constrained and not training.allow_constrained:

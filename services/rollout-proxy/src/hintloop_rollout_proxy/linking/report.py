@@ -39,7 +39,11 @@ def report_on(name: str, captures: Sequence[Capture], options: LinkerOptions) ->
             begun.pop()
         oldest = begun[-1][0] if begun else None
         decisions += linker.tick(captures[i].end_ms, oldest)
-        decisions += linker.feed(captures[i])
+        try:
+            decisions += linker.feed(captures[i])
+        except RecursionError:
+            # It nests too deep to be read: in its report it stands alone, live it goes to `dead`.
+            continue
     decisions += linker.flush()
     return _tell(name, captures, decisions)
 
