@@ -1,65 +1,24 @@
 """The judge as a process on a real Redis: turns in, judged turns and drops out, a clean end."""
 
 import asyncio
-import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-from hintloop_contract.messages import Capture, JudgedTurn, LinkedTurn, Sampling, TurnRecord
-from hintloop_contract.redis_broker import RedisBroker, connect
-from hintloop_contract.streams import CAPTURES, JUDGED, TURNS
-from hintloop_contract.tensors import pack
+from hintloop_contract.messages import JudgedTurn
+from hintloop_contract.redis_broker import RedisBroker
+from hintloop_contract.streams import JUDGED
+
+from .conftest import link
 
 REPLIES = {
     "complaint": "Far too long. I just want one short sentence! What is snow?",
     "approval": "Perfect, one short sentence. What is snow?",
     "neutral": "What is snow?",
 }
-
-
-@pytest.fixture
-async def broker(redis_server: Any) -> AsyncIterator[RedisBroker]:
-    broker = RedisBroker(connect(redis_server.url), "default")
-    await broker.ensure_groups()
-    yield broker
-    await broker.close()
-
-
-async def link(broker: RedisBroker, turn_id: str, reply: str) -> None:
-    capture = Capture(turn_id=turn_id, engine="vllm", engine_url="", request=b"{}", start_ms=0, end_ms=1)
-    await broker.append(CAPTURES, capture)
-    (entry,) = await broker.read(CAPTURES, "linker", 1, 100)
-    turn = LinkedTurn(
-        turn_id=turn_id,
-        session_id="s",
-        turn_index=0,
-        engine="vllm",
-        engine_url="http://127.0.0.1:1",
-        behaviour_space="processed",
-        sampling=Sampling(),
-        version_oldest=0,
-        version_newest=0,
-        num_prompt_tokens=2,
-        num_response_tokens=1,
-        captured_ms=0,
-        linked_ms=0,
-    )
-    record = TurnRecord(
-        turn_id=turn_id,
-        messages=b'[{"role": "user", "content": "What is rain?"}]',
-        answer=b'{"role": "assistant", "content": "Rain is water."}',
-        next_state=json.dumps([{"role": "user", "content": reply}]).encode(),
-        prompt_ids=pack([1, 2], "int32"),
-        response_ids=pack([3], "int32"),
-        logprobs=pack([-0.5], "float32"),
-    )
-    await broker.commit(entry, TURNS, turn, record=record)
 
 
 async def judged(broker: RedisBroker, count: int) -> dict[str, JudgedTurn]:

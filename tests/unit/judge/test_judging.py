@@ -84,7 +84,7 @@ def test_failed_questions_drop_as_judge_failed() -> None:
                 "advantage": {"estimator": "grpo", "custom_loss_function_path": "any/topk_reverse_kl.py"},
                 "topk_opd": {"use_teacher_topk": False},
             },
-            OPD,
+            replace(OPD, by_trainer=True),
         ),
     ],
 )
