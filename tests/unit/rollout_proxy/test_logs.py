@@ -56,14 +56,14 @@ def broken_answers() -> list[Any]:
 
     async def garbage(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
-        request.transport.write(f"HTTP/1.1 200 OK\r\nbad header {PROMPT}\x00\r\n\r\n{ANSWER}".encode())  # type: ignore[attr-defined]
+        request.transport.write(f"HTTP/1.1 200 OK\r\nbad header {PROMPT}\x00\r\n\r\n{ANSWER}".encode())
         request.transport.close()
         return web.Response()
 
     async def bad_chunk(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        request.transport.write(head + f"{ANSWER}\r\n".encode())  # type: ignore[attr-defined]
+        request.transport.write(head + f"{ANSWER}\r\n".encode())
         await asyncio.sleep(0.05)
         request.transport.close()
         return web.Response()
@@ -140,8 +140,8 @@ async def test_nothing_of_a_request_is_logged(
         await asyncio.sleep(0.1)
         broker.away = False
         async with asyncio.timeout(20):
-            while not await broker.read(CAPTURES, "test", 100, None):
-                await asyncio.sleep(0.05)
+            while not await broker.read(CAPTURES, "test", 100, 50):
+                pass
         metrics = await (await running.session.get(running.url + "/metrics")).text()
         ready = await (await running.session.get(running.url + "/hintloop/ready")).text()
     await broker.close()

@@ -278,6 +278,6 @@ async def test_what_waits_at_the_end_is_scrubbed_and_written(fake_engine: Any, p
         running.deps.scrubbing._scrubber.capture = slow
         ask = {"messages": [{"role": "user", "content": EMAIL}]}
         await asyncio.gather(*(running.ask(ask) for _ in range(4)))
-    entries = await broker.read(CAPTURES, "test", 100, None)
+    entries = await broker.read(CAPTURES, "test", 100, 50)
     assert [entry.message.problem for entry in entries] == ["scrubbed"] * 4
     await broker.close()
