@@ -14,6 +14,8 @@ flags=(
     --host 127.0.0.1 --port "$port"
     --dtype "$dtype" --max-model-len "$max_model_len" --max-num-seqs 32
     --max-logprobs 64
+    # Scores of given candidates come from a route of this group.
+    --enable-scale-out
     --enable-auto-tool-choice --tool-call-parser hermes
     # Sampling defaults come from the request alone, never from the checkpoint's folder.
     --generation-config vllm

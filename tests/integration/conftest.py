@@ -20,6 +20,7 @@ ENGINES = Path(__file__).resolve().parents[2] / "engines"
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_LINES = 40
+CONTEXT_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,7 @@ def serve(kind: str, model_dir: Path, log_dir: Path) -> Iterator[RunningEngine]:
     command = [
         str(ENGINES / kind / "start.sh"),
         *("--model", str(model_dir), "--port", str(port), "--served-model-name", name, "--role", "policy"),
+        *("--max-model-len", str(CONTEXT_TOKENS)),
     ]
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
