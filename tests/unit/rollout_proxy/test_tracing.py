@@ -93,6 +93,15 @@ async def test_a_client_that_does_not_sample_is_heard(
     assert entry.traceparent.startswith(f"00-{TRACE}-") and entry.traceparent.endswith("-00")
 
 
+async def test_a_share_of_traces_may_be_kept(spans: InMemorySpanExporter, fake_engine: Any, proxy: Any) -> None:
+    fake_engine.replay("chat_stop")
+    async with proxy(tracing={"sample_ratio": 0.0}) as running:
+        await running.ask(ASK)
+        await running.ask(ASK, traceparent=GIVEN)
+    (span,) = spans.get_finished_spans()
+    assert f"{span.context.trace_id:032x}" == TRACE
+
+
 async def test_off_leaves_a_clients_header_alone(fake_engine: Any, proxy: Any) -> None:
     fake_engine.replay("chat_stop")
     async with proxy() as running:
