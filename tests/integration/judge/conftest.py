@@ -66,6 +66,9 @@ class StandInEngine:
     reply: Reply = field(default=lambda body: ["\\boxed{1}"])
     seconds: float = 0.0
     drip: bool = False
+    num_running: int = 0
+    most_running: int = 0
+    """Most questions at once."""
     asked: Counter[str] = field(default_factory=Counter)
     """Questions by the turn whose name stands in the user's words (``turn-…``)."""
 
@@ -74,7 +77,12 @@ class StandInEngine:
         body = await request.json()
         text = body["messages"][0]["content"]
         self.asked.update(word.strip(".") for word in text.split() if word.startswith("turn-"))
-        await asyncio.sleep(self.seconds)
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.num_running -= 1
         if self.drip:
             return await _drip(request)
         told = self.reply(body)

@@ -1,0 +1,134 @@
+"""An hour without the judge's engine, on a clock that is moved: turns wait, none is lost, and all are judged after."""
+
+import asyncio
+import json
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import purgatory.domain.model
+import pytest
+from aiohttp import web
+from hintloop_contract import worker
+from hintloop_contract.config.schema import Config
+from hintloop_contract.redis_broker import RedisBroker
+from hintloop_contract.streams import DEAD, JUDGED, TURNS
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_judge.wiring import build_deps, run_worker
+
+from .conftest import link
+
+HOUR_S = 3600.0
+NUM_TURNS = 12
+
+
+class _Clock:
+    """Seconds that pass only while every task waits."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _MovedSelector(selectors.DefaultSelector):
+    """Gives sockets a moment to become ready; when none does, moves the clock on instead of waiting."""
+
+    def __init__(self, clock: _Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0 if timeout is not None and timeout <= 0 else 0.002)
+        if not ready and timeout:
+            self._clock.now += timeout
+        return ready
+
+
+class _Clocks:
+    """Stands in for the module ``time`` where a module reads the clock."""
+
+    def __init__(self, clock: _Clock) -> None:
+        self.time = self.monotonic = clock
+        self.perf_counter = time.perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Clock]:
+    moved = _Clock()
+    for module in (worker, purgatory.domain.model):
+        monkeypatch.setattr(module, "time", _Clocks(moved))
+    yield moved
+
+
+async def serve(port: int, asked: list[float], clock: _Clock) -> web.AppRunner:
+    """The engine, back on its port."""
+
+    async def complete(request: web.Request) -> web.Response:
+        asked.append(clock.now)
+        choice = {"message": {"role": "assistant", "content": json.dumps({"score": 1})}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice]})
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner
+
+
+async def waiting(broker: RedisBroker) -> tuple[int, int, int]:
+    """Turns that wait, that are judged, and dead letters."""
+    return tuple([(await broker.counts(stream)).length for stream in (TURNS, JUDGED, DEAD)])  # type: ignore[return-value]
+
+
+async def outage(clock: _Clock, port: int) -> None:
+    broker = MemoryBroker()
+    await broker.ensure_groups()
+    for number in range(NUM_TURNS):
+        await link(broker, f"turn-{number:02d}", f"Thanks, turn-{number:02d}.")
+    prm: dict[str, Any] = {"prm_url": f"http://127.0.0.1:{port}", "max_concurrency": 4}
+    config = Config.model_validate({"prm": prm, "advantage": {"estimator": "grpo"}})
+    asked: list[float] = []
+    runner = await serve(port, asked, clock)
+    deps = await build_deps(config, broker)
+    assert await deps.backend.ready()
+    await runner.cleanup()
+    began, num_probes = clock.now, len(asked)
+    stop = asyncio.Event()
+    working = asyncio.create_task(run_worker(deps, stop))
+    while clock.now < began + HOUR_S:
+        await asyncio.sleep(60)
+        assert await waiting(broker) == (NUM_TURNS, 0, 0)
+    assert (await broker.funnel()).drops == {}
+    runner = await serve(port, asked, clock)
+    back = clock.now
+    while (await broker.counts(TURNS)).length:
+        await asyncio.sleep(0.5)
+    assert clock.now - back < 60
+    assert await waiting(broker) == (0, NUM_TURNS, 0)
+    assert (await broker.funnel()).drops == {}
+    assert len(asked) >= num_probes + NUM_TURNS
+    stop.set()
+    await working
+    await broker.close()
+    await runner.cleanup()
+
+
+def test_an_hour_without_the_engine_sends_nothing_to_dead(clock: _Clock) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    loop = asyncio.SelectorEventLoop(_MovedSelector(clock))
+    loop.time = clock  # type: ignore[method-assign]
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        started = time.perf_counter()
+        runner.run(outage(clock, port))
+    assert clock.now - 1_000_000 >= HOUR_S
+    assert time.perf_counter() - started < 120
