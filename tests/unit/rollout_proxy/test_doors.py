@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hintloop_contract.config.access import key_hash
+from hintloop_contract.streams import TURNS
 from hintloop_rollout_proxy.linker_task import LinkerTask
 
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
@@ -109,3 +110,25 @@ async def test_a_declared_length_is_refused_before_anything_is_read(fake_engine:
             assert b"413" in await reader.readline()
         writer.close()
         await writer.wait_closed()
+
+
+async def test_tenants_do_not_continue_one_another(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.replay("chat_stop")
+    async with proxy(proxy={"api_keys": KEYS}) as running:
+        stop = asyncio.Event()
+        linking = asyncio.create_task(LinkerTask(running.broker, running.deps.config, running.deps.metrics).run(stop))
+        _, data = await running.ask(ASK, authorization="Bearer k-acme", x_session_id="s")
+        answer = json.loads(data)["choices"][0]["message"]
+        # The other tenant comes first, with the same session id and the whole transcript.
+        for key, words in (("k-plain", "Theirs."), ("k-acme", "Ours.")):
+            follow_up = [*ASK["messages"], answer, {"role": "user", "content": words}]
+            await running.ask({"messages": follow_up}, authorization=f"Bearer {key}", x_session_id="s")
+        turns: list[Any] = []
+        async with asyncio.timeout(20):
+            while not turns:
+                turns = await running.broker.read(TURNS, "test", 10, 50)
+        record = await running.broker.get_turn(turns[0].turn_id)
+        stop.set()
+        await linking
+    assert [entry.tenant for entry in turns] == ["acme"]
+    assert json.loads(record.next_state) == [{"role": "user", "content": "Ours."}]

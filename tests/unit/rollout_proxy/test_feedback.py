@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from hintloop_contract.streams import TURNS
+from hintloop_rollout_proxy.linker_task import LinkerTask
 
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
 KEYS = [{"key": "k-acme", "tenant": "acme"}, {"key": "k-beta", "tenant": "beta"}]
@@ -107,3 +112,39 @@ async def test_what_is_wrong_is_named_and_nothing_is_kept(body: Any, words: str,
         async with running.session.get(running.url + "/v1/feedback") as response:
             assert response.status == 404
     assert json.loads(kept.request)["score"] == 0
+
+
+@asynccontextmanager
+async def linking(running: Any) -> AsyncIterator[None]:
+    """A linker over what the proxy captures."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(LinkerTask(running.broker, running.deps.config, running.deps.metrics).run(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def test_feedback_is_the_next_state_of_its_callers_own_turn(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.replay("chat_stop")
+    acme, beta = {"authorization": "Bearer k-acme"}, {"authorization": "Bearer k-beta"}
+    async with proxy(proxy={"api_keys": KEYS}) as running:
+        async with linking(running):
+            _, data = await running.ask(ASK, **acme)
+            response_id = json.loads(data)["id"]
+            _, foreign = await give(running, {"response_id": response_id, "score": 1, "text": "Fine."}, **beta)
+            _, own = await give(running, {"response_id": response_id, "score": -1, "text": "Too long."}, **acme)
+            turns: list[Any] = []
+            async with asyncio.timeout(20):
+                while not turns:
+                    turns = await running.broker.read(TURNS, "test", 10, 50)
+            record = await running.broker.get_turn(turns[0].turn_id)
+            drops = (await running.broker.funnel()).drops
+    assert foreign["attached_to"]["turn_id"] is None
+    assert [entry.turn_id for entry in turns] == [own["attached_to"]["turn_id"]]
+    assert turns[0].tenant == "acme"
+    assert json.loads(record.next_state) == [{"role": "user", "content": "Too long."}]
+    assert turns[0].message.feedback_score == -1
+    # The feedback itself is no turn; the other tenant's found none.
+    assert drops == {("link", "feedback"): 2}
