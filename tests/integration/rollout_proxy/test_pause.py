@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 QUESTION = [{"role": "user", "content": "Name three colours of the rainbow."}]
 PAUSE_S = 1.5
-PAUSES = {
+PAUSES: dict[str, Any] = {
     "vllm": (("/pause?mode=keep", None), ("/resume", None)),
     "sglang": (("/pause_generation", {"mode": "retract"}), ("/continue_generation", {})),
 }
@@ -44,8 +44,14 @@ async def test_a_pause_makes_requests_wait_and_refuses_none(
         async def ask(stream: bool, max_tokens: int = 4) -> float:
             """Seconds until the whole answer."""
             began = time.monotonic()
-            asked = {"model": "policy", "messages": QUESTION, "temperature": 0.0, "max_tokens": max_tokens}
-            answer: Any = await client.chat.completions.create(stream=stream, extra_body={"ignore_eos": True}, **asked)
+            asked: dict[str, Any] = {
+                "model": "policy",
+                "messages": QUESTION,
+                "temperature": 0.0,
+                "max_tokens": max_tokens,
+            }
+            more: dict[str, Any] = {"stream": stream, "extra_body": {"ignore_eos": True}}
+            answer: Any = await client.chat.completions.create(**asked, **more)
             if stream:
                 async for _ in answer:
                     pass
