@@ -84,7 +84,7 @@ async def test_probe_finds_dialect_limits_and_alignment(
     async with httpx.AsyncClient() as http:
         listed = (await http.get(f"{engine.base_url}/v1/models")).json()
     assert report.model == listed["data"][0]["id"]
-    assert report.max_input_len == {"vllm": 2047, "sglang": 2041}[engine.kind]
+    assert report.max_input_len == {"vllm": 4095, "sglang": 4089}[engine.kind]
     assert report.vocabulary_size == 49152
     assert report.version
     assert report.checks == {

@@ -16,7 +16,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def connect(url: str) -> EngineClient:
-    return EngineClient(url, dependency="policy-engine", patience=Patience(wait_s=0.01))
+    return EngineClient(url, dependency="policy-engine", patience=Patience(wait_s=0.01, circuit_failures=1000))
 
 
 def renderer_of(*urls: str, engine: str = "vllm") -> Renderer:

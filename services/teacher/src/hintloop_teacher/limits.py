@@ -98,7 +98,18 @@ async def _temperature(scorer: ForcedScorer) -> str:
 
 
 async def _given_candidates(scorer: ForcedScorer) -> str:
+    """How; or why not, and then the scorer refuses them from now on."""
+    ids = probe_ids(scorer.vocabulary_size, 6)
     try:
-        return await scorer.dialect.find_candidates(scorer.facts.model, probe_ids(scorer.vocabulary_size, 4))
+        words = await scorer.dialect.find_candidates(scorer.facts.model, ids)
+        # Each token itself is among its candidates: what is said of it twice must be the same.
+        rows = [[ids[0], token] for token in ids[3:]]
+        scores = await scorer.score(ids[:3], ids[3:], candidate_ids=rows)
     except (UnsupportedError, RefusedError, TeachError) as error:
-        return f"refused: {error}"
+        scorer.no_candidates = str(error)
+    else:
+        assert scores.topk_logprobs is not None
+        if float(np.abs(scores.topk_logprobs[:, 1] - scores.logprobs).max()) <= REPEAT_TOLERANCE:
+            return words
+        scorer.no_candidates = "a token scores otherwise as a given candidate than by itself"
+    return f"refused: {scorer.no_candidates}"

@@ -50,6 +50,8 @@ class ForcedScorer:
         self.facts = facts
         self.vocabulary_size = vocabulary_size
         self.chunk_tokens = chunk_tokens
+        self.no_candidates: str | None = None
+        """Why given candidates are refused, as the probe found; ``None`` while nothing speaks against them."""
         self._gate = asyncio.Semaphore(max_concurrency)
 
     async def score(
@@ -84,6 +86,8 @@ class ForcedScorer:
             raise UnsupportedError("the PRM engine takes messages, not token ids; it scores turns of the stream alone")
         if candidate_ids is not None:
             self._check_candidates(response_ids, candidate_ids)
+            if self.no_candidates is not None:
+                raise UnsupportedError(f"candidate_ids: {self.no_candidates}")
             self.dialect.candidate_span(candidate_ids)
         ids = [*prompt_ids, *response_ids]
         size = self.chunk_tokens if self.dialect.begins_late else len(response_ids)

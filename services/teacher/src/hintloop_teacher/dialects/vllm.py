@@ -109,7 +109,8 @@ class VllmDialect:
             body = await self._generate(model, [*prompt_ids, *response_ids], asked)
             return read_rows(body, candidate_ids)
         (row,) = candidate_ids
-        body = await self._generate(model, prompt_ids, {"logprobs": len(row), "logprob_token_ids": list(row)})
+        # The token that was sampled takes one place of those asked.
+        body = await self._generate(model, prompt_ids, {"logprobs": len(row) + 1, "logprob_token_ids": list(row)})
         return [read_place(body, row)]
 
     async def _generate(self, model: str, ids: Sequence[int], asked: dict[str, Any]) -> dict[str, Any]:
