@@ -28,6 +28,7 @@ class FakeEndpoint:
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     slow_s: float = 0.0
+    retry_after: str = ""
     num_running: int = 0
     most_running: int = 0
     models: list[str] = field(default_factory=lambda: ["judge-model"])
@@ -41,7 +42,8 @@ class FakeEndpoint:
         await asyncio.sleep(self.slow_s)
         self.num_running -= 1
         status, answer = self.answer(body)
-        return web.json_response(answer, status=status)
+        headers = {"Retry-After": self.retry_after} if self.retry_after else {}
+        return web.json_response(answer, status=status, headers=headers)
 
     async def list_models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in self.models]})
@@ -53,7 +55,7 @@ async def endpoint() -> AsyncIterator[FakeEndpoint]:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", fake.complete)
     app.router.add_get("/v1/models", fake.list_models)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hintloop_contract.config.schema import OpdSection, PrmSection
 from hintloop_contract.errors import DependencyError
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_judge import endpoint as endpoint_module
+from hintloop_judge.cache import VoteCache
 from hintloop_judge.conversation import Exchange
 from hintloop_judge.endpoint import ChatEndpoint
 from hintloop_judge.llm import LlmBackend
@@ -24,12 +29,18 @@ EXCHANGE = Exchange(
 
 
 def backend_of(
-    endpoint: FakeEndpoint, *, prm: dict[str, Any] | None = None, opd: dict[str, Any] | None = None
+    endpoint: FakeEndpoint,
+    *,
+    prm: dict[str, Any] | None = None,
+    opd: dict[str, Any] | None = None,
+    broker: MemoryBroker | None = None,
 ) -> LlmBackend:
     section = PrmSection.model_validate({"prm_url": endpoint.url, **(prm or {})})
     settings = OpdSection.model_validate({"judge_temperature": 0.5, **(opd or {})})
-    chat = ChatEndpoint(section, wait_s=0.01)
-    return LlmBackend(settings, section, chat, load_prompts(), JudgeMetrics())
+    metrics = JudgeMetrics()
+    chat = ChatEndpoint(section, metrics, wait_s=0.01)
+    cache = VoteCache(broker, ttl_s=section.judge_cache_s, max_entries=section.judge_cache_entries) if broker else None
+    return LlmBackend(settings, section, chat, load_prompts(), metrics, cache)
 
 
 def is_hint(body: dict[str, Any]) -> bool:
@@ -171,4 +182,180 @@ async def test_at_most_so_many_at_once(endpoint: FakeEndpoint, max_concurrency: 
     )
     assert (await backend.judge(EXCHANGE, score=True, hint=True)).judgement.score == 1
     assert endpoint.most_running == most_running
+    await backend.close()
+
+
+async def test_one_request_gives_all_votes_where_the_engine_gives_several_choices(endpoint: FakeEndpoint) -> None:
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if "response_format" in body:
+            return 400, {}
+        texts = ["\\boxed{1}", "\\boxed{-1}", "no box", "\\boxed{-1}", "\\boxed{-1}"]
+        return 200, completion(*texts[: body.get("n", 1)])
+
+    endpoint.answer = answer
+    backend = backend_of(endpoint, opd={"judge_vote_count": 5})
+    opinion = await backend.judge(EXCHANGE, score=True, hint=False)
+    assert backend.abilities == Abilities(structured_output=False, several_choices=True)
+    assert [body.get("n") for body in endpoint.requests] == [None, 2, 5]
+    assert [vote.score for vote in opinion.judgement.votes] == [1, -1, None, -1, -1]
+    assert opinion.judgement.score == -1
+    await backend.close()
+
+
+async def test_choices_that_do_not_come_are_failed_votes(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = lambda body: (200, completion(*["\\boxed{1}"] * min(body.get("n", 1), 2)))
+    backend = backend_of(endpoint, opd={"judge_vote_count": 5})
+    opinion = await backend.judge(EXCHANGE, score=True, hint=False)
+    assert [vote.failed for vote in opinion.judgement.votes] == [None] * 2 + ["only 2 of 5 choices came"] * 3
+    assert opinion.failed == {"score"}
+    await backend.close()
+
+
+async def test_several_choices_are_not_tried_when_one_vote_is_wanted(endpoint: FakeEndpoint) -> None:
+    backend = backend_of(endpoint, opd={"judge_vote_count": 1})
+    await backend.judge(EXCHANGE, score=True, hint=False)
+    assert not any("n" in body for body in endpoint.requests)
+    await backend.close()
+
+
+async def test_a_replay_costs_nothing(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = by_markers("\\boxed{-1}", "[HINT_START]One short sentence.[HINT_END]")
+    broker = MemoryBroker()
+    first, again = (backend_of(endpoint, broker=broker) for _ in range(2))
+    paid = await first.judge(EXCHANGE, score=True, hint=True)
+    assert await again.ready()
+    endpoint.requests.clear()
+    assert await first.judge(EXCHANGE, score=True, hint=True) == paid
+    assert await again.judge(EXCHANGE, score=True, hint=True) == paid
+    # Another choice among the same votes is free too.
+    shortest = backend_of(endpoint, broker=broker, opd={"hint_selection": "shortest"})
+    assert await shortest.ready()
+    endpoint.requests.clear()
+    assert await shortest.judge(EXCHANGE, score=True, hint=True) == paid
+    assert endpoint.requests == []
+    for backend in (first, again, shortest):
+        await backend.close()
+    await broker.close()
+
+
+@pytest.mark.parametrize(
+    ("prm", "opd", "exchange"),
+    [
+        ({"judge_model": "other"}, {}, EXCHANGE),
+        ({"hint_max_tokens": 64}, {}, EXCHANGE),
+        ({}, {"judge_temperature": 0.6}, EXCHANGE),
+        ({}, {"judge_vote_count": 2}, EXCHANGE),
+        ({}, {}, replace(EXCHANGE, next_state=({"role": "user", "content": "Too short."},))),
+        ({}, {}, replace(EXCHANGE, next_state=({"role": "tool", "content": "Too long."},))),
+        ({"judge_cache_s": 0}, {}, EXCHANGE),
+    ],
+)
+async def test_anything_that_shapes_the_votes_asks_anew(
+    endpoint: FakeEndpoint, prm: dict[str, Any], opd: dict[str, Any], exchange: Exchange
+) -> None:
+    endpoint.answer = by_markers("\\boxed{-1}", "[NO_HINT]")
+    broker = MemoryBroker()
+    first, other = backend_of(endpoint, broker=broker), backend_of(endpoint, broker=broker, prm=prm, opd=opd)
+    await first.judge(EXCHANGE, score=True, hint=False)
+    assert await other.ready()
+    endpoint.requests.clear()
+    await other.judge(exchange, score=True, hint=False)
+    assert endpoint.requests
+    await first.close()
+    await other.close()
+    await broker.close()
+
+
+async def test_votes_without_quorum_are_not_kept(endpoint: FakeEndpoint) -> None:
+    broker = MemoryBroker()
+    backend = backend_of(endpoint, broker=broker)
+    endpoint.answer = by_markers("no box", "[NO_HINT]")
+    assert (await backend.judge(EXCHANGE, score=True, hint=False)).failed == {"score"}
+    endpoint.answer = by_markers("\\boxed{1}", "[NO_HINT]")
+    assert (await backend.judge(EXCHANGE, score=True, hint=False)).judgement.score == 1
+    await backend.close()
+    await broker.close()
+
+
+async def test_a_lost_cache_costs_votes_and_nothing_else(endpoint: FakeEndpoint) -> None:
+    class Away(MemoryBroker):
+        async def kept(self, kind: str, name: str) -> bytes | None:
+            raise DependencyError("redis", "away")
+
+        async def keep(self, kind: str, name: str, value: bytes, *, ttl_s: int, max_entries: int) -> None:
+            raise DependencyError("redis", "away")
+
+    broker = Away()
+    backend = backend_of(endpoint, broker=broker)
+    endpoint.answer = by_markers("\\boxed{1}", "[NO_HINT]")
+    assert (await backend.judge(EXCHANGE, score=True, hint=False)).judgement.score == 1
+    await backend.close()
+    await broker.close()
+
+
+async def test_the_judge_has_an_address_and_a_key_of_its_own(endpoint: FakeEndpoint) -> None:
+    elsewhere = {"prm_url": "http://127.0.0.1:9", "judge_url": endpoint.url, "prm_api_key": "a", "judge_api_key": "b"}
+    backend = backend_of(endpoint, prm=elsewhere)
+    assert (await backend.judge(EXCHANGE, score=True, hint=False)).judgement.score == 0
+    assert {headers["Authorization"] for headers in endpoint.headers} == {"Bearer b"}
+    assert backend.describe()["url"] == f"{endpoint.url}/v1"
+    await backend.close()
+
+
+async def test_a_circuit_opens_after_failures_in_a_row(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = lambda body: (500, {})
+    backend = backend_of(endpoint, prm={"circuit_failures": 3, "circuit_open_s": 0.2}, opd={"judge_vote_count": 1})
+    with pytest.raises(DependencyError, match="left alone"):
+        await backend.judge(EXCHANGE, score=True, hint=False)
+    num_asked = len(endpoint.requests)
+    assert num_asked == 3
+    assert backend.describe()["circuit"] == "opened"
+    assert not await backend.ready()
+    assert len(endpoint.requests) == num_asked
+    await asyncio.sleep(0.25)
+    # The list of models answers, questions do not: not ready.
+    assert not await backend.ready()
+    endpoint.answer = lambda body: (200, completion("\\boxed{1}"))
+    await asyncio.sleep(0.25)
+    assert await backend.ready()
+    assert backend.describe()["problem"] is None
+    assert (await backend.judge(EXCHANGE, score=True, hint=False)).judgement.score == 1
+    await backend.close()
+
+
+async def test_a_refused_question_opens_no_circuit(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = lambda body: (400, {})
+    backend = backend_of(endpoint, prm={"circuit_failures": 1})
+    assert (await backend.judge(EXCHANGE, score=True, hint=True)).failed == {"score", "hint"}
+    assert backend.describe()["circuit"] == "closed"
+    await backend.close()
+
+
+async def test_all_tries_together_have_a_deadline(endpoint: FakeEndpoint) -> None:
+    endpoint.slow_s = 5.0
+    backend = backend_of(endpoint, prm={"timeout_s": 0.2, "deadline_s": 0.5, "judge_model": "m"})
+    started = time.monotonic()
+    with pytest.raises(DependencyError, match="deadline_s"):
+        await backend.judge(EXCHANGE, score=True, hint=False)
+    assert 0.4 < time.monotonic() - started < 2
+    await backend.close()
+
+
+async def test_an_engine_may_say_when_to_come_again(endpoint: FakeEndpoint) -> None:
+    endpoint.answer = lambda body: (200, completion("\\boxed{1}")) if len(endpoint.requests) > 1 else (429, {})
+    endpoint.retry_after = "1"
+    backend = backend_of(endpoint, opd={"judge_vote_count": 1})
+    started = time.monotonic()
+    assert await backend.ready()
+    assert time.monotonic() - started >= 1
+    await backend.close()
+
+
+async def test_no_answer_is_read_without_end(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "MAX_ANSWER_BYTES", 1000)
+    backend = backend_of(endpoint, opd={"judge_vote_count": 1}, prm={"circuit_failures": 100})
+    assert await backend.ready()
+    endpoint.answer = lambda body: (200, completion("x" * 2000))
+    opinion = await backend.judge(EXCHANGE, score=True, hint=False)
+    assert "more than 1000 bytes" in opinion.why_failed()
     await backend.close()

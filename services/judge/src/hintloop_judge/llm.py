@@ -87,7 +87,8 @@ class LlmBackend:
         try:
             await self._endpoint.resolve_model()
             await self._probed()
-            if self._endpoint.circuit != "closed":
+            if self._problem is not None:
+                # A list of models says little; a question is what failed.
                 await self._endpoint.complete("Reply with OK.", temperature=0.0, max_tokens=1)
         except VoteError as error:
             # It answers; whether it answers questions is seen at the next one.
@@ -109,12 +110,16 @@ class LlmBackend:
         Raises:
             DependencyError: the engine is away.
         """
-        abilities = await self._probed()
         ask_hint = hint and self._opd.enable_hint_extraction
-        score_votes, hint_votes = await asyncio.gather(
-            self._votes("score", exchange, abilities) if score else _nothing(),
-            self._votes("hint", exchange, abilities) if ask_hint else _nothing(),
-        )
+        try:
+            abilities = await self._probed()
+            score_votes, hint_votes = await asyncio.gather(
+                self._votes("score", exchange, abilities) if score else _nothing(),
+                self._votes("hint", exchange, abilities) if ask_hint else _nothing(),
+            )
+        except DependencyError as error:
+            self._problem = error.detail
+            raise
         failed = {
             question
             for question, votes in (("score", score_votes), ("hint", hint_votes))
