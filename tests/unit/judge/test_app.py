@@ -1,6 +1,6 @@
 from hintloop_contract.config.schema import Config
 from hintloop_contract.testing.memory import MemoryBroker
-from hintloop_judge.app import make_app
+from hintloop_judge.app import make_app, prm_part
 from hintloop_judge.wiring import build_deps
 from httpx import ASGITransport, AsyncClient
 
@@ -39,5 +39,39 @@ async def test_an_absent_engine_is_503() -> None:
         reply = await http.post("/v1/scores", json=BODY)
         assert reply.status_code == 503
         assert "prm-engine" in reply.json()["detail"]
+    await deps.backend.close()
+    await broker.close()
+
+
+async def test_the_openapi_page_shows_bodies_with_examples() -> None:
+    broker = MemoryBroker()
+    deps = await build_deps(CONFIG, broker)
+    async with AsyncClient(transport=ASGITransport(make_app(deps)), base_url="http://test") as http:
+        page = (await http.get("/openapi.json")).json()
+        schemas = page["components"]["schemas"]
+        for route, reply in (("/v1/hints", "HintReply"), ("/v1/scores", "ScoreReply")):
+            post = page["paths"][route]["post"]
+            assert post["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith(reply)
+            assert {"401", "422", "503"} <= set(post["responses"])
+        # The examples are real: the judge takes the bodies, and its answers have the shape of the shown ones.
+        for body in schemas["ExchangeBody"]["examples"]:
+            for route, reply in (("hints", "HintReply"), ("scores", "ScoreReply")):
+                answer = await http.post(f"/v1/{route}", json=body)
+                assert answer.status_code == 200
+                assert set(answer.json()) == set(schemas[reply]["examples"][0])
+    await broker.close()
+
+
+async def test_prm_says_what_is_asked_and_of_whom() -> None:
+    broker = MemoryBroker()
+    changes = {"prm": {"prm_url": "http://127.0.0.1:9", "hint_temperature": 0.0}, "opd": {"judge_vote_count": 5}}
+    deps = await build_deps(Config.model_validate(changes), broker)
+    await deps.backend.ready()
+    part = prm_part(deps)
+    assert part["url"] == "http://127.0.0.1:9/v1"
+    assert "127.0.0.1:9" in part["problem"]
+    assert (part["structured_output"], part["several_choices"]) == (None, None)
+    assert part["votes_asked"] == {"score": 1, "hint": 1}
+    assert [note.split(" votes")[0] for note in part["notes"]] == ["5 score", "5 hint"]
     await deps.backend.close()
     await broker.close()

@@ -21,6 +21,7 @@ from hintloop_judge.errors import RecordError
 from hintloop_judge.judging import TurnJudge, decide
 from hintloop_judge.metrics import JudgeMetrics
 from hintloop_judge.rules import RulesBackend
+from msgspec import structs
 
 BINARY = SignalNeeds(score=True, hint=False)
 OPD = SignalNeeds(score=False, hint=True)
@@ -224,3 +225,34 @@ async def test_rules_judge_a_turn_end_to_end() -> None:
     judgement = outcome.message.judgement  # type: ignore[union-attr]
     assert (judgement.score, judgement.hint, judgement.backend) == (1, "One sentence.", "rules")
     await broker.close()
+
+
+async def judged_with_feedback(
+    feedback: int, next_state: list[dict[str, Any]], needs: SignalNeeds = COMBINE
+) -> tuple[Any, list[tuple[Exchange, bool, bool]]]:
+    broker, backend = MemoryBroker(), Recorded()
+    entry = await linked(broker, next_state)
+    entry = replace(entry, message=structs.replace(entry.message, feedback_score=feedback))
+    outcome = await judge_of(broker, backend, needs)(entry)
+    await broker.close()
+    return outcome, backend.asked
+
+
+@pytest.mark.parametrize("feedback", [-1, 0, 1])
+async def test_an_explicit_score_stands_in_for_the_judged_one(feedback: int) -> None:
+    outcome, asked = await judged_with_feedback(feedback, REACTION)
+    judgement = outcome.message.judgement
+    assert (judgement.score, judgement.hint, judgement.backend) == (feedback, "One sentence.", "feedback+rules")
+    assert [(score, hint) for _, score, hint in asked] == [(False, True)]
+
+
+async def test_an_explicit_score_is_enough_without_words() -> None:
+    outcome, asked = await judged_with_feedback(-1, [])
+    assert (outcome.message.judgement.score, outcome.message.judgement.backend) == (-1, "feedback")
+    assert asked == []
+    outcome, asked = await judged_with_feedback(1, REACTION, BINARY)
+    assert (outcome.message.judgement.score, asked) == (1, [])
+    outcome, _ = await judged_with_feedback(0, REACTION, BINARY)
+    assert outcome.reason == "neutral"
+    outcome, _ = await judged_with_feedback(1, [], OPD)
+    assert outcome.reason == "no_hint"

@@ -71,3 +71,55 @@ def test_declining_votes_count_against_hints() -> None:
     assert select_hint([offered, declined], "", SECTION)[0] is None
     assert select_hint([offered, offered, declined], "", SECTION)[0] == "Answer in French."
     assert select_hint([offered, FAILED, FAILED], "", SECTION)[0] == "Answer in French."
+
+
+def chosen(by: str, *hints: str) -> str | None:
+    section = OpdSection.model_validate({"hint_selection": by})
+    return select_hint([Vote(hint=hint) for hint in hints], "", section)[0]
+
+
+def test_which_hint_is_taken_is_configured() -> None:
+    hints = (
+        "Answer in one short sentence.",
+        "Answer in one sentence.",
+        "Write a poem in French about the moon and the sea at night.",
+        "Answer in a single short sentence.",
+    )
+    assert chosen("longest", *hints) == hints[2]
+    assert chosen("shortest", *hints) == hints[1]
+    assert chosen("consensus", *hints) == hints[0]
+    assert OpdSection().hint_selection == "longest"
+
+
+def test_hints_that_votes_repeat_weigh_in_a_consensus_and_stand_once() -> None:
+    odd, common = "Write a long poem about it.", "Answer in French please."
+    votes = [Vote(hint=odd), Vote(hint=common), Vote(hint="answer in french, please!")]
+    hint, rejected = select_hint(votes, "", OpdSection.model_validate({"hint_selection": "consensus"}))
+    assert (hint, rejected) == (common, {"repeated": 1})
+
+
+@pytest.mark.parametrize("by", ["longest", "shortest", "consensus"])
+def test_among_equally_good_hints_the_first_is_taken(by: str) -> None:
+    assert chosen(by, "Answer in French.", "Answer on Friday.") == "Answer in French."
+
+
+@pytest.mark.parametrize(
+    ("hint", "answer", "problem"),
+    [
+        ("请回答得更好一些吧,谢谢你", "北京。", None),
+        ("请把答案写得更好一点", "北京。", "generic"),
+        ("请用一句话回答这个问题", "北京是中国的首都。", None),
+        ("答案是北京是中国的首都", "北京是中国的首都。", "quotes_answer"),
+        ("The answer is Canberra.", "Canberra.", "quotes_answer"),
+        ("Say Canberra, not Sydney.", "Sydney.", None),
+        ("Say less about the rain falling.", "The rain is falling.", None),
+    ],
+)
+def test_quotations_and_platitudes(hint: str, answer: str, problem: str | None) -> None:
+    assert hint_problem(hint, answer, OpdSection()) == problem
+
+
+def test_quotations_can_be_allowed() -> None:
+    answer = "Rain is when water falls from the clouds to the ground."
+    assert hint_problem(answer, answer, OpdSection()) == "quotes_answer"
+    assert hint_problem(answer, answer, OpdSection(allow_quoted_hints=True)) is None

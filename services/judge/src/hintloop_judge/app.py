@@ -19,8 +19,11 @@ from hintloop_judge.bodies import ErrorReply, ExchangeBody, HintReply, ScoreRepl
 from hintloop_judge.metrics import JudgeMetrics
 from hintloop_judge.unjudged import judgeable
 
-#: How a route answers while the judge's engine is away.
-ABSENT: dict[int | str, dict[str, Any]] = {503: {"model": ErrorReply, "description": "The judge's engine is away"}}
+#: How a route answers whoever may not ask, and while the judge's engine is away.
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorReply, "description": "The API key is missing or unknown"},
+    503: {"model": ErrorReply, "description": "The judge's engine is away"},
+}
 
 
 @dataclass(slots=True)
@@ -38,13 +41,13 @@ def router(deps: JudgeDeps) -> APIRouter:
     """``POST /v1/hints`` and ``POST /v1/scores``."""
     routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))])
 
-    @routes.post("/v1/hints", summary="A hint for an answer, from what followed it", responses=ABSENT)
+    @routes.post("/v1/hints", summary="A hint for an answer, from what followed it", responses=REFUSALS)
     async def hints(body: ExchangeBody) -> HintReply:
         """``hint`` or null, with the votes."""
         opinion = await _judge(deps, body, score=False, hint=True)
         return HintReply(hint=opinion.judgement.hint, **_common(opinion, "hint"))
 
-    @routes.post("/v1/scores", summary="A score for an answer, from what followed it", responses=ABSENT)
+    @routes.post("/v1/scores", summary="A score for an answer, from what followed it", responses=REFUSALS)
     async def scores(body: ExchangeBody) -> ScoreReply:
         """``score`` in {1, 0, -1} or null, with the votes."""
         opinion = await _judge(deps, body, score=True, hint=False)

@@ -23,7 +23,7 @@ GENERIC_WORDS = words(
     should so that the this time to try very was were with you your correct correctly right properly hint none
     helpful well again give is of in no yes ok okay fix wrong bad not
     请 請 更 好 回 答 案 复 復 改 进 進 善 提 高 认 真 仔 细 一 点 些 做 得 的 地 再 次 下 试 给 我 你 您 应
-    该 要 需 能 可 以 努 力 重 新 正 确 质 量 错 误 了 吧 不 是 很 式 有 帮 助"""
+    该 要 需 能 可 以 努 力 重 新 正 确 质 量 错 误 了 吧 不 是 很 式 有 帮 助 写 说 把 来"""
 )
 #: How chat templates write their control tokens. The teacher checks a hint against the tokenizer's own.
 CONTROL_TOKEN = re.compile(
