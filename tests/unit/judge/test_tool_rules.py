@@ -55,7 +55,7 @@ def test_a_configured_code_outweighs_the_agents_flag() -> None:
 
 
 def test_names_and_patterns() -> None:
-    rules = section(**{"mcp__*": {"ignore": True}, "mcp__files": {"treat_as": "success"}})
+    rules = RulesSection.model_validate({"tools": {"mcp__*": {"ignore": True}, "mcp__files": {"treat_as": "success"}}})
     assert rules_of("mcp__web", rules).ignore  # type: ignore[union-attr]
     assert rules_of("mcp__files", rules).treat_as == "success"  # type: ignore[union-attr]
     assert rules_of("bash", rules) is None
