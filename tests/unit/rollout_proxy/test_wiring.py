@@ -34,5 +34,5 @@ async def test_a_task_that_dies_ends_the_process(
     monkeypatch.setattr(wiring, "RedisBroker", lambda *words, **named: broker)
     config = make_config(fake_engine, tmp_path, redis={"check_durability": False}, proxy={"port": free_port()})
     async with asyncio.timeout(20):
-        with pytest.raises(BackgroundError, match="failed: RuntimeError: a bug"):
+        with pytest.raises(BackgroundError, match="failed: RuntimeError at test_wiring.py"):
             await wiring.serve(config, with_linker=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from traceback import format_tb
 from typing import Any
 
 import structlog
+
+from hintloop_rollout_proxy.errors import said
 
 log = structlog.get_logger()
 
@@ -46,10 +49,12 @@ def _state(task: asyncio.Task[None]) -> str:
     if task.cancelled():
         return "cancelled"
     error = task.exception()
-    return "ended" if error is None else f"failed: {type(error).__name__}: {error!s:.200}"
+    return "ended" if error is None else f"failed: {said(error)}"
 
 
 def _report(task: asyncio.Task[None]) -> None:
     """A background task that fails is a bug; it is said aloud, not swallowed."""
-    if not task.cancelled() and task.exception() is not None:
-        log.error("background task failed", task=task.get_name(), exc_info=task.exception())
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        trace = format_tb(error.__traceback__)
+        log.error("background task failed", task=task.get_name(), error=said(error), trace=trace)

@@ -24,6 +24,7 @@ from hintloop_contract.messages import Drop as DropMessage
 from hintloop_contract.streams import CAPTURES, TURNS
 
 from hintloop_rollout_proxy.capture_log import CaptureLog
+from hintloop_rollout_proxy.errors import said
 from hintloop_rollout_proxy.flight import REGISTER_WITHIN_MS
 from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions, Placed
 from hintloop_rollout_proxy.metrics import ProxyMetrics
@@ -184,7 +185,7 @@ class LinkerTask:
     async def _bury(self, entry: Entry[Any], error: Exception) -> None:
         """Send a capture to `dead`: it would fail again each time, and keep everything behind it waiting."""
         text = f"{type(error).__name__}: {error!s:.500}"
-        log.error("capture cannot be linked", turn_id=entry.turn_id, error=text)
+        log.error("capture cannot be linked", turn_id=entry.turn_id, error=said(error))
         # The end of the traceback says where; a deep recursion's is long.
         trace = "".join(traceback.format_exception(error, limit=-20))
         await self._broker.fail(entry, stage=str(Stage.LINK), error=text, traceback=trace, max_attempts=1)
