@@ -281,3 +281,29 @@ async def test_what_waits_at_the_end_is_scrubbed_and_written(fake_engine: Any, p
     entries = await broker.read(CAPTURES, "test", 100, 50)
     assert [entry.message.problem for entry in entries] == ["scrubbed"] * 4
     await broker.close()
+
+
+@pytest.mark.parametrize(("mode", "stored"), [("off", True), ("both", False)])
+async def test_answers_to_refer_to_stay_here_when_scrubbing(
+    mode: str, stored: bool, fake_engine: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hintloop_contract.testing.memory import MemoryBroker
+
+    fake_engine.replay("chat_stop")
+    kept: list[bytes] = []
+    keep = MemoryBroker.keep
+
+    async def watched(self: MemoryBroker, kind: str, name: str, value: bytes, **more: Any) -> None:
+        kept.append(value)
+        await keep(self, kind, name, value, **more)
+
+    monkeypatch.setattr(MemoryBroker, "keep", watched)
+    async with proxy(proxy={"scrub": mode}) as running:
+        url = running.url + "/v1/responses"
+        async with running.session.post(url, json={"model": "policy", "input": f"I am {EMAIL}"}) as response:
+            first = await response.json()
+        follow_up = {"model": "policy", "input": "And?", "previous_response_id": first["id"]}
+        async with running.session.post(url, json=follow_up) as response:
+            assert response.status == 200
+    assert bool(kept) is stored
+    assert EMAIL in json.dumps(fake_engine.seen[1][1])

@@ -17,7 +17,7 @@ from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.tracing import open_tracing
 
-from hintloop_rollout_proxy.apis.response_store import ResponseStore
+from hintloop_rollout_proxy.apis.response_store import ResponseStore, Unshared
 from hintloop_rollout_proxy.apis.table import translated_apis
 from hintloop_rollout_proxy.app import make_app
 from hintloop_rollout_proxy.background import Background
@@ -59,6 +59,8 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
         tracing = open_tracing("rollout-proxy", config.tracing)
         scrubber = make_scrubber(config.proxy)
         scrubbing = None if scrubber is None else ScrubbingStage(scrubber, writer, flight, metrics)
+        # What an agent may refer to has to be exact, so it cannot be scrubbed: then it is not stored.
+        shared = broker if scrubber is None else Unshared()
         yield ProxyDeps(
             config=config,
             gate=gate,
@@ -75,7 +77,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             engine_key=engine_key if gate.checks_keys else None,
             background=Background(),
             tracing=tracing,
-            translated=translated_apis(ResponseStore(broker, ttl_s=config.rollout.session_timeout_sec)),
+            translated=translated_apis(ResponseStore(shared, ttl_s=config.rollout.session_timeout_sec)),
         )
     finally:
         await session.close()

@@ -52,6 +52,17 @@ class SharedMemory(Protocol):
         ...
 
 
+class Unshared:
+    """Shares nothing: an answer is known to the proxy that gave it, in its memory."""
+
+    async def keep(self, kind: str, name: str, value: bytes, *, ttl_s: int, max_entries: int) -> None:
+        """Keep nothing."""
+
+    async def kept(self, kind: str, name: str) -> bytes | None:
+        """Nothing."""
+        return None
+
+
 class ResponseStore:
     """Answers by the core of their ids."""
 
