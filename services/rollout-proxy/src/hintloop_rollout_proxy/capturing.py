@@ -17,7 +17,7 @@ from hintloop_contract.tensors import PackedArray, pack
 
 from hintloop_rollout_proxy.engines.answer import Answer, Choice
 from hintloop_rollout_proxy.engines.dialect import CHAT
-from hintloop_rollout_proxy.problems import Problem, check_ids, find_problem, usage_of
+from hintloop_rollout_proxy.problems import Problem, find_problem, usage_of
 from hintloop_rollout_proxy.request import Reading
 
 #: Finish reasons by which the engine says that it gave up.
@@ -169,8 +169,7 @@ def _capture(exchange: Exchange, choice: Choice, turn_id: str, num_choices: int,
 
 
 def _ids(ids: list[int] | None) -> PackedArray | None:
-    # Ids that are none stay out; such a capture carries a problem and is never trained.
-    if ids is None or check_ids(ids) is not None:
+    if ids is None:
         return None
     if _NATIVE:
         return PackedArray(dtype="int32", shape=(len(ids),), data=array("i", ids).tobytes())
@@ -178,5 +177,10 @@ def _ids(ids: list[int] | None) -> PackedArray | None:
 
 
 def _logprobs(logprobs: Sequence[float | None] | None) -> PackedArray | None:
+    if logprobs is None:
+        return None
     # A missing value stays visible as NaN; such a capture carries a problem and is never trained.
-    return None if logprobs is None else pack([math.nan if x is None else x for x in logprobs], "float32")
+    numbers = [math.nan if x is None else x for x in logprobs] if None in logprobs else logprobs
+    if _NATIVE:
+        return PackedArray(dtype="float32", shape=(len(numbers),), data=array("f", numbers).tobytes())
+    return pack(numbers, "float32")

@@ -33,14 +33,23 @@ class EventRelay:
         data = self._rest + block if self._rest else block
         if b"\r" in data:
             return self._feed_any(data)
-        # The engines' own layout.
+        # The engines' own layout, and in it one line of data.
         *events, self._rest = data.split(b"\n\n")
         out: list[bytes] = []
         for event in events:
-            seen = self._event(event)
-            if seen is not None:
-                out.append(self._with_border(seen, b"\n\n"))
+            payload = event[6:]
+            if event.startswith(DATA) and b"\n" not in event and payload != DONE:
+                seen = self._see(payload)
+                if seen is not None:
+                    out += self._line(seen)
+            else:
+                seen = self._event(event)
+                if seen is not None:
+                    out.append(self._with_border(seen, b"\n\n"))
         return b"".join(out)
+
+    def _line(self, seen: bytes) -> tuple[bytes, ...]:
+        return DATA, seen, b"\n\n"
 
     def _feed_any(self, data: bytes) -> bytes:
         out: list[bytes] = []
@@ -88,13 +97,16 @@ class EventRelay:
         if payload == DONE:
             self._reader.answer.finished = True
             return self._done(event)
+        seen = self._see(payload)
+        return None if seen is None else self._write(event, payload, seen)
+
+    def _see(self, payload: bytes) -> bytes | None:
         try:
-            seen = self._reader.event(payload)
+            return self._reader.event(payload)
         except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
             log.warning("unreadable event in an answer", error=said(error))
             self._reader.answer.error = f"unreadable event: {error!s:.200}"
-            seen = self._reader.hide(payload)
-        return None if seen is None else self._write(event, payload, seen)
+            return self._reader.hide(payload)
 
     def _write(self, event: bytes, payload: bytes, seen: bytes) -> bytes:
         return event if seen is payload else with_payload(event, seen)
@@ -133,7 +145,13 @@ class TranslatingRelay(EventRelay):
         self._over = True
         return self._translation.broken(detail)
 
+    def _line(self, seen: bytes) -> tuple[bytes, ...]:
+        return (self._translated(seen),)
+
     def _write(self, event: bytes, payload: bytes, seen: bytes) -> bytes:
+        return self._translated(seen)
+
+    def _translated(self, seen: bytes) -> bytes:
         if self._over:
             return b""
         answer = self._reader.answer

@@ -49,6 +49,9 @@ class Choice:
         """Add a streamed delta: texts grow, tool calls grow by their index."""
         message = self.message
         for key, value in delta.items():
+            if key == "content" and isinstance(value, str):
+                message["content"] = (message["content"] or "") + value
+                continue
             if value is None:
                 continue
             if key == "tool_calls":

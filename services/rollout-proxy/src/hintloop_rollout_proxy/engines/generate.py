@@ -11,7 +11,7 @@ from hintloop_contract.messages import DropReason
 from hintloop_rollout_proxy.engines.answer import Answer, Choice
 from hintloop_rollout_proxy.engines.dialect import ABSENT, RAW_NULL, Hidden
 from hintloop_rollout_proxy.engines.hiding import UNREADABLE, hide_members
-from hintloop_rollout_proxy.engines.reader import spans_of
+from hintloop_rollout_proxy.engines.reply import TokenIds, spans_of
 from hintloop_rollout_proxy.engines.splice import reserialise
 
 #: What ``return_logprob`` adds to ``meta_info``.
@@ -40,7 +40,7 @@ class Piece(msgspec.Struct):
 
     text: str | None = None
     index: int | None = None
-    output_ids: list[int] | None = None
+    output_ids: TokenIds | None = None
     meta_info: msgspec.Raw = ABSENT
     prompt_token_ids: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
@@ -48,7 +48,7 @@ class Piece(msgspec.Struct):
 
 _pieces_decoder = msgspec.json.Decoder(Piece | list[Piece])
 _meta_decoder = msgspec.json.Decoder(MetaInfo | None)
-_ids_decoder = msgspec.json.Decoder(list[int] | None)
+_ids_decoder = msgspec.json.Decoder(TokenIds | None)
 _entries_decoder = msgspec.json.Decoder(list[tuple[float | None, int | None, str | None]] | None)
 
 

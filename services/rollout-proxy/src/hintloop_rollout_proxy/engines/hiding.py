@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from hintloop_rollout_proxy.engines.splice import remove_member, replace_member,
 
 #: What reading JSON of an unexpected shape may raise.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+
+_IDS, _IDS_NULL = b'"token_ids":[', b'"token_ids":null'
 
 
 def hide_members(data: bytes, members: Iterable[tuple[str, msgspec.Raw]], nulled: bool) -> bytes | None:
@@ -35,14 +38,29 @@ def hide_one(data: bytes, name: str, value: msgspec.Raw, nulled: bool) -> bytes 
     return remove_member(data, name.encode(), bytes(value))
 
 
+def hide_ids(data: bytes, nulled: bool) -> bytes | None:
+    """:func:`hide_one` for the ``token_ids`` of a single choice, found by its own brackets."""
+    start = data.find(_IDS)
+    end = data.find(b"]", start) + 1
+    if start < 0 or end <= 0 or data.find(_IDS, end) >= 0:
+        return None
+    if nulled:
+        return b"%b%b%b" % (data[:start], _IDS_NULL, data[end:])
+    return remove_member(data, b"token_ids", data[start + len(_IDS) - 1 : end])
+
+
+@lru_cache(64)
+def _model_members(model: str, public_model: str) -> tuple[bytes, bytes]:
+    return b'"model":' + msgspec.json.encode(model), b'"model":' + msgspec.json.encode(public_model)
+
+
 def rename_model(data: bytes, model: str | None, public_model: str) -> bytes:
     """Let the answer say the configured model name."""
     if model is None or model == public_model:
         return data
-    new = msgspec.json.encode(public_model)
-    changed = replace_member(data, b"model", msgspec.json.encode(model), new)
-    if changed is not None:
-        return changed
+    old, new = _model_members(model, public_model)
+    if old in data:
+        return data.replace(old, new)
 
     def edit(document: Any) -> None:
         document["model"] = public_model

@@ -1,164 +1,51 @@
 """Reads OpenAI-shaped answers of either engine, chats and completions, whole or streamed.
 
-Owns decoding and collecting; hiding is `hiding`, judging is `problems`. Ids are taken from wherever an engine puts
-them: beside the choices, inside one, or in the late ``sglext`` chunk.
+Owns collecting; the shapes are `reply`, hiding is `hiding`, judging is `problems`. Ids are taken from wherever an
+engine puts them: beside the choices, inside one, or in the late ``sglext`` chunk. The commonest chunk has a short way.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
-from hintloop_contract.messages import DropReason, VersionSpan
+from hintloop_contract.messages import DropReason
 
 from hintloop_rollout_proxy.engines.answer import Answer, Choice
-from hintloop_rollout_proxy.engines.dialect import ABSENT, RAW_NULL, Hidden
+from hintloop_rollout_proxy.engines.dialect import ABSENT, Hidden
 from hintloop_rollout_proxy.engines.hiding import (
     UNREADABLE,
+    hide_ids,
     hide_members,
     hide_one,
     hide_slowly,
     hide_unread,
     rename_model,
 )
+from hintloop_rollout_proxy.engines.reply import (
+    NOTHING_SAID,
+    Chunk,
+    ChunkChoice,
+    Reply,
+    ReplyChoice,
+    Sglext,
+    TextChunk,
+    TextChunkChoice,
+    chat_logprobs_decoder,
+    chunk_decoder,
+    cut_logprobs,
+    decode_reply,
+    delta_decoder,
+    ids_decoder,
+    prompt_ids_of,
+    read_usage,
+    sglext_decoder,
+    spans_of,
+    text_chunk_decoder,
+    text_decoder,
+    text_logprobs_decoder,
+)
 from hintloop_rollout_proxy.engines.splice import remove_member
-
-#: No answer has more tokens; what is above is no count.
-MAX_COUNT = 2**31
-
-
-class WeightSpan(msgspec.Struct):
-    """Tokens ``[start, end)`` made by ``version``, as SGLang writes it."""
-
-    version: str | int
-    start: int
-    end: int
-
-
-class Metadata(msgspec.Struct):
-    """``metadata`` or ``meta_info``, which SGLang gives unasked."""
-
-    weight_versions: list[WeightSpan] | None = None
-
-
-class Sglext(msgspec.Struct):
-    """The late chunk of a stream: prompt ids, and ids per choice."""
-
-    input_ids: list[int | list[int]] | None = None
-    output_ids: list[list[int]] | None = None
-
-
-class TokenLogprob(msgspec.Struct):
-    """An entry of ``logprobs.content``; only the number is read."""
-
-    logprob: float | None = None
-
-
-class ChatLogprobs(msgspec.Struct):
-    """``choices[].logprobs`` of a chat."""
-
-    content: list[TokenLogprob] | None = None
-
-
-class TextLogprobs(msgspec.Struct):
-    """``choices[].logprobs`` of a completion."""
-
-    token_logprobs: list[float | None] | None = None
-
-
-class Usage(msgspec.Struct):
-    """``usage``; only the number of generated tokens is read."""
-
-    completion_tokens: int | None = None
-
-
-class ReplyChoice(msgspec.Struct):
-    """A choice of a chunk (``delta``) or of a whole answer (``message``), or of a completion (``text``)."""
-
-    index: int = 0
-    delta: msgspec.Raw = ABSENT
-    message: msgspec.Raw = ABSENT
-    text: msgspec.Raw = ABSENT
-    logprobs: msgspec.Raw = ABSENT
-    finish_reason: str | None = None
-    token_ids: msgspec.Raw = ABSENT
-    response_token_ids: msgspec.Raw = ABSENT
-    prompt_token_ids: msgspec.Raw = ABSENT
-    meta_info: msgspec.Raw = ABSENT
-
-
-class Reply(msgspec.Struct):
-    """A chunk or a whole answer; raw members are present or empty."""
-
-    id: str | None = None
-    model: str | None = None
-    choices: list[ReplyChoice] = []
-    usage: msgspec.Raw = ABSENT
-    error: msgspec.Raw = ABSENT
-    prompt_token_ids: msgspec.Raw = ABSENT
-    metadata: msgspec.Raw = ABSENT
-    sglext: msgspec.Raw = ABSENT
-
-
-_NOTHING = (ABSENT, RAW_NULL)
-_reply_decoder = msgspec.json.Decoder(Reply)
-_delta_decoder = msgspec.json.Decoder(dict[str, Any])
-_text_decoder = msgspec.json.Decoder(str)
-_chat_logprobs_decoder = msgspec.json.Decoder(ChatLogprobs | None)
-_text_logprobs_decoder = msgspec.json.Decoder(TextLogprobs | None)
-_ids_decoder = msgspec.json.Decoder(list[int] | None)
-_usage_decoder = msgspec.json.Decoder(Usage | None)
-_metadata_decoder = msgspec.json.Decoder(Metadata | None)
-_sglext_decoder = msgspec.json.Decoder(Sglext | None)
-
-
-def decode_reply(data: bytes) -> tuple[bytes, Reply]:
-    """Decode an answer; give back its JSON text, in which what JSON has no word for (NaN, infinities) is null.
-
-    Raises:
-        msgspec.DecodeError, ValueError: it is not JSON of the expected shape.
-    """
-    try:
-        return data, _reply_decoder.decode(data)
-    except msgspec.DecodeError:
-        sane = msgspec.json.encode(json.loads(data))
-        return sane, _reply_decoder.decode(sane)
-
-
-def read_usage(raw: msgspec.Raw) -> int | None:
-    """``completion_tokens`` of a ``usage`` member, or ``None``."""
-    try:
-        usage = _usage_decoder.decode(raw)
-    except msgspec.DecodeError:
-        # An unknown number of tokens is a mismatch, which is what the capture will say.
-        return None
-    number = None if usage is None else usage.completion_tokens
-    return number if number is not None and 0 <= number <= MAX_COUNT else None
-
-
-def spans_of(raw: msgspec.Raw) -> tuple[VersionSpan, ...]:
-    """Version spans of ``metadata`` or ``meta_info``; none when a version is not one of ours (an integer)."""
-    metadata = _metadata_decoder.decode(raw)
-    if metadata is None or not metadata.weight_versions:
-        return ()
-    spans = []
-    for span in metadata.weight_versions:
-        try:
-            spans.append(VersionSpan(version=int(span.version), start=span.start, end=span.end))
-        except ValueError:
-            return ()
-    return tuple(spans)
-
-
-def prompt_ids_of(input_ids: list[int | list[int]]) -> list[int]:
-    """The prompt's ids: the list itself, or the first of the lists in it. Raises ``ValueError`` when it is mixed."""
-    lists = [entry for entry in input_ids if isinstance(entry, list)]
-    if len(lists) == len(input_ids):
-        return lists[0]
-    if lists:
-        raise ValueError(f"sglext.input_ids mixes {len(lists)} lists among {len(input_ids)} entries")
-    return [entry for entry in input_ids if isinstance(entry, int)]
 
 
 class ReplyReader:
@@ -169,17 +56,60 @@ class ReplyReader:
         self.answer = Answer()
         self._hidden = hidden
         self._public_model = public_model
+        self._hides_ids = "token_ids" in hidden.choice
+        self._read_chunk: Callable[[bytes], Chunk | TextChunk] = chunk_decoder.decode
 
     def event(self, data: bytes) -> bytes | None:
         """Read one chunk; see ``Reader.event``."""
+        rest, logprobs_text = cut_logprobs(data)
+        try:
+            chunk = self._read_chunk(rest)
+            logprobs = None if logprobs_text is None else self._read_logprobs(logprobs_text)
+        except msgspec.DecodeError:
+            return self._event(data)
+        if self.answer.response_id is None:
+            self.answer.response_id = chunk.id
+        (seen,) = chunk.choices
+        if self._take_chunk(seen, logprobs):
+            return None
+        out = rest if self._hidden.logprobs else data
+        if seen.token_ids is not None and self._hides_ids:
+            hidden = hide_ids(out, self._hidden.nulled)
+            out = hide_slowly(out, self._hidden) if hidden is None else hidden
+        return out if chunk.model == self._public_model else rename_model(out, chunk.model, self._public_model)
+
+    def _take_chunk(
+        self, seen: ChunkChoice | TextChunkChoice, logprobs: list[float | None] | None
+    ) -> bool:
+        """Add the commonest chunk to its choice; whether it says nothing besides what only we asked for."""
+        choice, bare = self.answer.choice(seen.index), False
+        if isinstance(seen, TextChunkChoice):
+            choice.message["content"] = (choice.message["content"] or "") + seen.text
+        else:
+            delta = seen.delta
+            bare = self._hidden.bare_deltas and seen.finish_reason is None and not any(map(_said, delta.values()))
+            try:
+                choice.merge(delta)
+            except UNREADABLE as error:
+                choice.note_fault(DropReason.NOT_TRAINABLE, f"unreadable delta: {error!r:.200}")
+        if seen.finish_reason is not None:
+            choice.finish_reason = seen.finish_reason
+        if seen.token_ids is not None:
+            choice.add_ids(seen.token_ids)
+        if logprobs is not None:
+            choice.add_logprobs(logprobs)
+        return bare
+
+    def _event(self, data: bytes) -> bytes | None:
+        """Any chunk."""
         data, reply = decode_reply(data)
         answer = self.answer
-        if reply.error not in _NOTHING:
+        if reply.error not in NOTHING_SAID:
             answer.error = bytes(reply.error).decode(errors="replace")
             return data
         if answer.response_id is None:
             answer.response_id = reply.id
-        usage = None if reply.usage in _NOTHING else read_usage(reply.usage)
+        usage = None if reply.usage in NOTHING_SAID else read_usage(reply.usage)
         if usage is not None:
             answer.usage_completion_tokens = usage
         bare = bool(reply.choices) and self._hidden.bare_deltas and usage is None
@@ -194,15 +124,29 @@ class ReplyReader:
 
     def body(self, data: bytes) -> bytes:
         """Read a whole answer; see ``Reader.body``."""
+        rest, logprobs_text = cut_logprobs(data)
+        if logprobs_text is not None:
+            try:
+                logprobs = self._read_logprobs(logprobs_text)
+                rest, reply = decode_reply(rest)
+            except UNREADABLE:
+                pass
+            else:
+                if len(reply.choices) == 1:
+                    return self._body(rest if self._hidden.logprobs else data, reply, logprobs)
         data, reply = decode_reply(data)
+        return self._body(data, reply, None)
+
+    def _body(self, data: bytes, reply: Reply, logprobs: list[float | None] | None) -> bytes:
+        """A whole answer; ``logprobs`` of its one choice may have been read already."""
         answer = self.answer
         answer.response_id = reply.id
         answer.usage_completion_tokens = None if reply.usage is ABSENT else read_usage(reply.usage)
         for seen in reply.choices:
             choice = answer.choice(seen.index)
+            choice.logprobs, choice.finish_reason = logprobs, seen.finish_reason
             self._take_message(choice, seen)
-            self._take_logprobs(choice, seen)
-            choice.finish_reason = seen.finish_reason
+            self._take_logprobs(choice, seen.logprobs)
             self._take_ids(choice, seen)
         self._take_reply_ids(reply)
         answer.finished = True
@@ -220,15 +164,15 @@ class ReplyReader:
         bare = seen.finish_reason is None
         if not bare:
             choice.finish_reason = seen.finish_reason
-        if seen.delta not in _NOTHING:
+        if seen.delta not in NOTHING_SAID:
             try:
-                delta = _delta_decoder.decode(seen.delta)
+                delta = delta_decoder.decode(seen.delta)
                 choice.merge(delta)
-                bare = bare and not any(value is not None for value in delta.values())
+                bare = bare and not any(map(_said, delta.values()))
             except UNREADABLE as error:
                 bare = False
                 choice.note_fault(DropReason.NOT_TRAINABLE, f"unreadable delta: {error!r:.200}")
-        self._take_logprobs(choice, seen)
+        self._take_logprobs(choice, seen.logprobs)
         return bare
 
     def _take_message(self, choice: Choice, seen: ReplyChoice) -> None:
@@ -238,33 +182,33 @@ class ReplyReader:
         else:
             choice.note_fault(DropReason.NOT_TRAINABLE, f"the answer's message is {message[:40]!r}, no object")
 
-    def _take_logprobs(self, choice: Choice, seen: ReplyChoice) -> None:
-        if seen.logprobs in _NOTHING:
+    def _take_logprobs(self, choice: Choice, raw: msgspec.Raw) -> None:
+        if raw in NOTHING_SAID:
             return
         try:
-            logprobs = self._read_logprobs(seen.logprobs)
+            logprobs = self._read_logprobs(raw)
         except UNREADABLE as error:
             choice.note_fault(DropReason.LOGPROB_MISSING, f"unreadable log-probabilities: {error!s:.200}")
             return
         if logprobs is not None:
             choice.add_logprobs(logprobs)
 
-    def _read_logprobs(self, raw: msgspec.Raw) -> list[float | None] | None:
-        decoded = _chat_logprobs_decoder.decode(raw)
+    def _read_logprobs(self, data: msgspec.Raw | bytes) -> list[float | None] | None:
+        decoded = chat_logprobs_decoder.decode(data)
         content = None if decoded is None else decoded.content
         return None if content is None else [entry.logprob for entry in content]
 
     def _take_ids(self, choice: Choice, seen: ReplyChoice) -> None:
         try:
-            if seen.token_ids not in _NOTHING:
-                choice.add_ids(_ids_decoder.decode(seen.token_ids) or [])
-            elif seen.response_token_ids not in _NOTHING:
-                choice.add_ids(_ids_decoder.decode(seen.response_token_ids) or [])
-            if seen.meta_info not in _NOTHING:
+            if seen.token_ids not in NOTHING_SAID:
+                choice.add_ids(ids_decoder.decode(seen.token_ids) or [])
+            elif seen.response_token_ids not in NOTHING_SAID:
+                choice.add_ids(ids_decoder.decode(seen.response_token_ids) or [])
+            if seen.meta_info not in NOTHING_SAID:
                 choice.spans = spans_of(seen.meta_info) or choice.spans
         except UNREADABLE as error:
             choice.note_fault(DropReason.IDS_MISSING, f"unreadable token ids: {error!s:.200}")
-        if seen.prompt_token_ids not in _NOTHING:
+        if seen.prompt_token_ids not in NOTHING_SAID:
             self._take_prompt_ids(seen.prompt_token_ids)
 
     def _take_prompt_ids(self, raw: msgspec.Raw) -> None:
@@ -272,20 +216,20 @@ class ReplyReader:
         if answer.prompt_ids is not None:
             return
         try:
-            answer.prompt_ids = _ids_decoder.decode(raw)
+            answer.prompt_ids = ids_decoder.decode(raw)
         except UNREADABLE as error:
             answer.prompt_fault = (DropReason.IDS_MISSING, f"unreadable prompt token ids: {error!s:.200}")
 
     def _take_reply_ids(self, reply: Reply) -> None:
         """What stands beside the choices: prompt ids, the spans of choice 0, and the late chunk of a stream."""
         answer = self.answer
-        if reply.prompt_token_ids not in _NOTHING:
+        if reply.prompt_token_ids not in NOTHING_SAID:
             self._take_prompt_ids(reply.prompt_token_ids)
         try:
-            if reply.metadata not in _NOTHING and 0 in answer.choices and not answer.choices[0].spans:
+            if reply.metadata not in NOTHING_SAID and 0 in answer.choices and not answer.choices[0].spans:
                 answer.choices[0].spans = spans_of(reply.metadata)
-            if reply.sglext not in _NOTHING:
-                self._take_sglext(_sglext_decoder.decode(reply.sglext))
+            if reply.sglext not in NOTHING_SAID:
+                self._take_sglext(sglext_decoder.decode(reply.sglext))
         except UNREADABLE as error:
             answer.prompt_fault = (DropReason.IDS_MISSING, f"unreadable token ids: {error!s:.200}")
 
@@ -301,7 +245,7 @@ class ReplyReader:
         """Whether a chunk without choices holds nothing but what we asked for."""
         if usage is not None and not self._hidden.usage:
             return False
-        return usage is not None or any(getattr(reply, name) not in _NOTHING for name in self._hidden.reply)
+        return usage is not None or any(getattr(reply, name) not in NOTHING_SAID for name in self._hidden.reply)
 
     def _strip(self, data: bytes, reply: Reply) -> bytes:
         hidden, choices = self._hidden, reply.choices
@@ -317,7 +261,7 @@ class ReplyReader:
                 out = hide_one(out, name, value, hidden.nulled)
         if out is None:
             out = hide_slowly(data, hidden)
-        if hidden.sglext and not hidden.reply and reply.sglext not in _NOTHING:
+        if hidden.sglext and not hidden.reply and reply.sglext not in NOTHING_SAID:
             out = _trim_sglext(out, reply.sglext, hidden.sglext)
         return out if reply.model == self._public_model else rename_model(out, reply.model, self._public_model)
 
@@ -341,24 +285,33 @@ class ReplyReader:
 class TextReader(ReplyReader):
     """Reads one answer of a completion; its text stands as an assistant message's content."""
 
+    def __init__(self, hidden: Hidden, public_model: str) -> None:
+        """Hide what ``hidden`` says."""
+        super().__init__(hidden, public_model)
+        self._read_chunk = text_chunk_decoder.decode
+
     def _grow(self, choice: Choice, seen: ReplyChoice) -> bool:
         if seen.finish_reason is not None:
             choice.finish_reason = seen.finish_reason
         self._take_message(choice, seen)
-        self._take_logprobs(choice, seen)
+        self._take_logprobs(choice, seen.logprobs)
         return False
 
     def _take_message(self, choice: Choice, seen: ReplyChoice) -> None:
-        if seen.text in _NOTHING:
+        if seen.text in NOTHING_SAID:
             return
         try:
-            choice.message["content"] = (choice.message["content"] or "") + _text_decoder.decode(seen.text)
+            choice.message["content"] = (choice.message["content"] or "") + text_decoder.decode(seen.text)
         except UNREADABLE as error:
             choice.note_fault(DropReason.NOT_TRAINABLE, f"unreadable text: {error!r:.200}")
 
-    def _read_logprobs(self, raw: msgspec.Raw) -> list[float | None] | None:
-        decoded = _text_logprobs_decoder.decode(raw)
+    def _read_logprobs(self, data: msgspec.Raw | bytes) -> list[float | None] | None:
+        decoded = text_logprobs_decoder.decode(data)
         return None if decoded is None else decoded.token_logprobs
+
+
+def _said(value: object) -> bool:
+    return value is not None
 
 
 def _trim_sglext(data: bytes, sglext: msgspec.Raw, unwanted: tuple[str, ...]) -> bytes:
