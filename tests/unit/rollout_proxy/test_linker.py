@@ -14,7 +14,9 @@ from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerO
 from hintloop_rollout_proxy.linking.cases import read_file
 from hintloop_rollout_proxy.linking.report import report_on
 
-CASES = Path(__file__).parents[2] / "fixtures" / "cases"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+#: Sequences shaped like those of real agents; ``cases`` were given, ``agent_cases`` are our own.
+CASES = sorted([*(FIXTURES / "cases").glob("*.json"), *(FIXTURES / "agent_cases").glob("*.json")])
 
 
 def make_linker(**options: int) -> Linker:
@@ -48,14 +50,14 @@ def of_kind(decisions: list[Decision], kind: type[Any]) -> dict[str, Any]:
     return {decision.turn_id: decision for decision in decisions if isinstance(decision, kind)}
 
 
-@pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_case(path: Path) -> None:
     expected = json.loads(path.read_text())["expected"]
     report = report_on(*read_file(path), LinkerOptions(max_turns_per_session=1000))
     assert msgspec.to_builtins(report) | {"name": None} == expected | {"name": None}
 
 
-@pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_each_request_of_a_case_is_settled_once(path: Path) -> None:
     linker, decisions = make_linker(), []
     _, captures = read_file(path)
@@ -69,7 +71,7 @@ def test_each_request_of_a_case_is_settled_once(path: Path) -> None:
 
 
 def test_cases_are_there() -> None:
-    assert len(list(CASES.glob("*.json"))) >= 20
+    assert len(CASES) >= 75
 
 
 def test_echo_releases_at_once_with_the_whole_next_state() -> None:

@@ -172,6 +172,15 @@ class Board:
 
         return alive
 
+    def near_to(self, newcomer: Node) -> Callable[[Node], bool]:
+        """Whether a node was asked before ``newcomer`` was answered, and may still be gone on with: a title's call is
+        made beside the turn that it tells of."""
+
+        def near(node: Node) -> bool:
+            return node is not newcomer and node.start_ms <= newcomer.end_ms and newcomer.start_ms <= node.deadline_ms
+
+        return near
+
 
 def _placed(node: Node) -> Placed:
     parent = node.parent if node.continues else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hintloop_rollout_proxy.linking.events import Block, Kind, Reading
 from hintloop_rollout_proxy.linking.identity import Identity
-from hintloop_rollout_proxy.linking.index import Index, echo_keys, openings_in
+from hintloop_rollout_proxy.linking.index import Index, echo_keys, openings_in, pair_keys
 from hintloop_rollout_proxy.linking.likeness import Likeness, is_enough, likeness
 from hintloop_rollout_proxy.linking.nodes import Node, Scope
 from hintloop_rollout_proxy.linking.normal_form import id_like_words, words_of
@@ -44,7 +44,11 @@ def find_echo(
         return _find_sequence(index, scope, reading.sequence, identity, alive)
     looks = 0
     for block in reversed(reading.blocks):
-        found = _choose(_candidates(index, scope, reading, block), reading, block, identity, family, alive)
+        found = _choose(
+            iter(index.at(scope, "request", reading.prefixes[block.start])), reading, block, identity, family, alive
+        )
+        if found is None or not found.sure or found.frame < 2 or found.node.identity.bars(identity):
+            found = _choose(_candidates(index, scope, reading, block), reading, block, identity, family, alive)
         if found is None and looks < NUM_CLOSE_LOOKS:
             looks += 1
             closer = _close_candidates(index, scope, reading, block)
@@ -55,6 +59,10 @@ def find_echo(
 
 
 def _candidates(index: Index, scope: Scope, reading: Reading, block: Block) -> Iterator[Node]:
+    """Answers of which an id or a part stands in the block; those to the words before it first."""
+    parts = [event.text for event in reading.events[block.start : block.end] if event.text]
+    for key in pair_keys(reading.hashes[: block.start], [*parts, block.text]):
+        yield from index.at(scope, "pair", key)
     end = block.end
     while end < len(reading.events) and reading.events[end].kind is Kind.RESULT:
         end += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from itertools import islice, repeat
 
 from hintloop_rollout_proxy.linking.events import Event, Kind
@@ -11,6 +12,9 @@ from hintloop_rollout_proxy.linking.normal_form import words_of
 
 #: Most candidates looked at under one key, newest first.
 MAX_CANDIDATES = 64
+
+#: Events before an answer by which it is found together with them.
+NUM_PAIRED = 2
 
 Triple = tuple[str, str, str]
 
@@ -73,6 +77,8 @@ class Index:
             if len(text) > 7:
                 self.put(node, "argument", hash(text))
                 self.put_words(node, text, "argument")
+        for key in pair_keys(node.hashes, [*reply.calls, reply.text]):
+            self.put(node, "pair", key)
         for end in node.sequence_ends:
             self.put(node, "sequence", end.key)
 
@@ -133,6 +139,14 @@ class Index:
     def __len__(self) -> int:
         """How many are remembered."""
         return len(self._by_id)
+
+
+def pair_keys(before: array[int], parts: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Keys of an answer with what it answered: they find it where many have answered the same."""
+    for said in before[-NUM_PAIRED:]:
+        for part in parts:
+            if part:
+                yield said, hash(part)
 
 
 def echo_keys(events: tuple[Event, ...], text: str) -> Iterator[tuple[str, object]]:

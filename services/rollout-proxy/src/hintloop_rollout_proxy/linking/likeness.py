@@ -12,6 +12,8 @@ from hintloop_rollout_proxy.linking.normal_form import beginning_of, words_of
 
 #: Share of an answer's words that a rendering of it must hold.
 RENDERED_SHARE = 0.5
+#: Share of a cut answer's words that its echo keeps.
+CUT_SHARE = 0.6
 #: Share of common events from which another session id means a fork and not somebody else.
 FORK_SHARE = 0.6
 
@@ -93,7 +95,7 @@ def _echoed(reply: Reply, reading: Reading, block: Block, node: Node) -> tuple[i
     same_calls = [call for call in reply.calls if call in calls]
     call_ids = _call_ids(reading, block)
     same_ids = any(call_id in call_ids for call_id in reply.call_ids)
-    same_text = bool(reply.text) and _holds_text(reply, events, block)
+    same_text = bool(reply.text) and _holds_text(node, events, block)
     num_parts = bool(reply.text) + len(reply.calls)
     parts = (same_text + len(same_calls)) / num_parts if num_parts else 0.0
     if core_found:
@@ -115,14 +117,26 @@ def _call_ids(reading: Reading, block: Block) -> set[str]:
     return found
 
 
-def _holds_text(reply: Reply, events: tuple[Event, ...], block: Block) -> bool:
+def _common_beginning(first: str, second: str) -> float:
+    """Words that two texts begin with alike, over those of ``first``; 0 for fewer than three."""
+    mine, other = words_of(first), words_of(second)
+    common = 0
+    while common < min(len(mine), len(other)) and mine[common] == other[common]:
+        common += 1
+    return common / len(mine) if common > 2 else 0.0
+
+
+def _holds_text(node: Node, events: tuple[Event, ...], block: Block) -> bool:
     """Whether a block repeats the text: as it is, inside another text, or the beginning of it."""
+    reply = node.reply
     if reply.text == block.text or any(event.text == reply.text for event in events if event.kind is Kind.ANSWER):
         return True
     if len(reply.text) > 11 and reply.text in block.text:
         return True
-    # An agent may keep less of a cut answer than reached it, or trim what it does not need.
-    return len(block.text) > 11 and reply.text.startswith(block.text)
+    if len(block.text) > 11 and reply.text.startswith(block.text):
+        return True
+    # An agent may keep less of a cut answer than reached it, and add a marker.
+    return not node.whole and _common_beginning(reply.text, block.text) >= CUT_SHARE
 
 
 def is_rendered(reply: Reply, text: str) -> bool:

@@ -19,9 +19,8 @@ from hintloop_rollout_proxy.linking.nodes import Node, Scope
 from hintloop_rollout_proxy.linking.normal_form import words_of
 from hintloop_rollout_proxy.linking.verdicts import Relation, Verdict
 
-#: Openings that may show as side calls of a later one: how many of a client, and for how long.
+#: Openings that may show as side calls of a later one: how many of a client.
 MAX_SUSPECTS = 64
-SUSPECT_MS = 120_000
 #: Characters of such an opening that are looked at.
 SUSPECT_LENGTH = 20_000
 #: Share of a turn's events below which what follows it was rewritten, and stands in a new segment.
@@ -79,7 +78,7 @@ class Placer:
         """Openings a moment ago that told of this one were titles, plans, or the like."""
         kept: deque[tuple[Node, str]] = deque(maxlen=MAX_SUSPECTS)
         for side, words in self._suspects.pop(main.scope, ()):
-            if side.next is not None or side.side or side.parent or main.start_ms - side.start_ms > SUSPECT_MS:
+            if side.next is not None or side.side or side.parent or main.start_ms > side.deadline_ms:
                 continue
             apart = main.identity.bars(side.identity) or main.family != side.family
             if not apart and sides.is_title_of(side, words, main, reading):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hintloop_rollout_proxy.linking.events import Kind, Reading
+from hintloop_rollout_proxy.linking.events import Event, Kind, Reading
 from hintloop_rollout_proxy.linking.index import Index, openings_in
 from hintloop_rollout_proxy.linking.likeness import common_share, is_quoted
 from hintloop_rollout_proxy.linking.nodes import Node
@@ -51,26 +51,44 @@ def is_doubtful(node: Node, reading: Reading, parent: Node) -> bool:
     if node.tools < parent.tools:
         return True
     other_system = not node.tools and node.system != parent.system
-    return other_system or bool(_INSTRUCTION.search(node.tail[-1].text))
+    return other_system or asks_for_summary(node)
 
 
 def was_detour(side: Node, reading: Reading, start: int) -> bool:
-    """Whether ``side``, taken for a turn, only made a summary: its answer stands before ``start``, what it asked does
-    not, and neither does the answer before it, or it was asked by other means than the turns around it."""
+    """Whether ``side``, taken for a turn, only made a summary or a plan: its answer stands before ``start``, what it
+    asked does not; and it was asked by other means than the turns around it, or what was before it is gone."""
     parent = side.parent
-    if parent is None or not side.continues or not side.tail or was_kept(side, reading, start):
+    if parent is None or not side.continues or not side.tail:
         return False
-    if parent.frame_score(reading.tools, reading.system) <= parent.frame_score(side.tools, side.system) < 2:
+    if not parent.frame_score(reading.tools, reading.system):
         return False
-    others = side.frame_score(reading.tools, reading.system) < 2
-    return others or not _stands_in(parent, reading) or bool(_INSTRUCTION.search(side.tail[-1].text))
+    if side.frame_score(reading.tools, reading.system) < 2:
+        return not _was_asked(side.tail[-1:], reading, start)
+    if was_kept(side, reading, start) or _stands_in(parent, reading):
+        return False
+    before = reading.hashes[:start]
+    replaced = bool(before) and not common_share(side.hashes, before)
+    return replaced or asks_for_summary(side)
+
+
+def asks_for_summary(node: Node) -> bool:
+    """Whether the words at a request's end speak of a summary. They never decide alone."""
+    return any(_INSTRUCTION.search(event.text) for event in node.tail)
 
 
 def was_kept(node: Node, reading: Reading, start: int) -> bool:
     """Whether what ``node`` asked stands among the first ``start`` events: then its answer is part of the line."""
+    return node.digest in reading.prefixes[: start + 1] or _was_asked(node.tail, reading, start)
+
+
+def _was_asked(tail: tuple[Event, ...], reading: Reading, start: int) -> bool:
+    """Whether any of these texts stands among the first ``start`` events, also inside another user's text."""
     hashes = set(reading.hashes[:start])
-    asked = [hash((event.kind, text)) for event in node.tail for text in (event.text, event.lead) if text]
-    return any(found in hashes for found in asked) or node.digest in reading.prefixes[: start + 1]
+    if any(hash((event.kind, text)) in hashes for event in tail for text in (event.text, event.lead) if text):
+        return True
+    told = " ".join(event.text for event in reading.events[:start] if event.kind is Kind.USER)
+    words = f" {' '.join(words_of(told))} "
+    return any(is_quoted(event.text, words) for event in tail if len(event.text) > 7)
 
 
 def _stands_in(node: Node, reading: Reading) -> bool:
@@ -79,13 +97,13 @@ def _stands_in(node: Node, reading: Reading) -> bool:
     return any(found in hashes for found in [*said, *(hash((Kind.CALL, call)) for call in node.reply.calls)])
 
 
-def find_quoted(index: Index, node: Node, words: Words, alive: Alive) -> Node | None:
+def find_quoted(index: Index, node: Node, words: Words, alive: Alive, near: Alive) -> Node | None:
     """The newest turn that a request quotes as one who tells of a conversation: with what its user said and, when it
     cannot be told by its tools, with the answer. A task that only builds on another's answer is none."""
     by_user = [
         found
         for found in index.quoted(node.scope, "user", words.openings)
-        if _is_other(found, node, alive) and _quotes_user(found, words)
+        if _is_other(found, node, near) and _quotes_user(found, words)
     ]
     by_answer = {
         found.session.session_id
@@ -114,12 +132,12 @@ def _is_same_text(found: Node, node: Node) -> bool:
     return not same_session and found.digest == node.digest
 
 
-def find_in_session(index: Index, node: Node, alive: Alive) -> Node | None:
+def find_in_session(index: Index, node: Node, near: Alive) -> Node | None:
     """The newest turn with tools in the session that ids name, when the request has none."""
     if node.tools or node.identity.session is None:
         return None
     for found in index.at(node.scope, "session", node.identity.session):
-        if found.tools and _is_other(found, node, alive):
+        if found.tools and _is_other(found, node, near):
             return found
     return None
 
@@ -159,4 +177,4 @@ def _made_summary(found: Node, node: Node, reading: Reading) -> bool:
     if not was_detour(found, reading, len(reading.events)):
         return False
     same_line = found.identity.line is not None and found.identity.line == node.identity.line
-    return same_line or common_share(found.hashes, reading.hashes) > 0 or bool(_INSTRUCTION.search(found.tail[-1].text))
+    return same_line or common_share(found.hashes, reading.hashes) > 0 or asks_for_summary(found)

@@ -48,6 +48,7 @@ class Classifier:
         self._node = node
         self._reading = reading
         self._alive: Alive = board.alive_for(node)
+        self._near: Alive = board.near_to(node)
         self._may_be_side = turn_type != "main" and not node.identity.sub_agent
         self._echo: Echo | None = None
 
@@ -170,10 +171,10 @@ class Classifier:
         """A side call with a transcript of its own, which tells of the conversation."""
         if not self._may_be_side or self._reading.sequence is not None or self._reading.last_kind is not Kind.USER:
             return None
-        found = sides.find_in_session(self._index, self._node, self._alive)
+        found = sides.find_in_session(self._index, self._node, self._near)
         if found is None and (not self._node.tools) and self._index.has(self._node.scope, "words:user"):
             words = sides.words_in(self._reading, Kind.USER)
-            found = sides.find_quoted(self._index, self._node, words, self._alive)
+            found = sides.find_quoted(self._index, self._node, words, self._alive, self._near)
         return None if found is None else Verdict(Relation.SIDE, found)
 
     def _summarised(self) -> Verdict | None:
