@@ -1,0 +1,159 @@
+"""The trainer's gRPC calls, against a service in the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import numpy as np
+import pytest
+from hintloop_contract.config.signal import PrmSection
+from hintloop_contract.errors import DependencyError
+from hintloop_contract.messages import DropReason
+from hintloop_contract.tensors import pack, unpack
+from hintloop_trainer import prm_client
+from hintloop_trainer.errors import ScoringRefusedError
+from hintloop_trainer.prm_client import Answer, PrmClient, Question, Unscorable
+
+from .fake_prm import FakePrm
+
+
+@pytest.fixture
+async def prm() -> AsyncIterator[FakePrm]:
+    service = FakePrm(score=by_token)
+    await service.start()
+    yield service
+    await service.stop()
+
+
+def by_token(prompt: list[int], response: list[int], candidates: list[list[int]] | None) -> tuple[object, object]:
+    """A token's score names the token and the length before it."""
+    logprobs = [-(token + (len(prompt) + t) / 1000) for t, token in enumerate(response)]
+    return np.array(logprobs), None if candidates is None else -2.0 - np.array(candidates, np.float64)
+
+
+def client_of(service: FakePrm, *, dtype: str = "float16", **prm: object) -> PrmClient:
+    return PrmClient(PrmSection.model_validate({"grpc_address": f"127.0.0.1:{service.port}", **prm}), dtype)
+
+
+def question(num_prompt: int, response: list[int], candidates: list[list[int]] | None = None) -> Question:
+    chosen = None if candidates is None else pack(candidates, "int32")
+    return Question(pack(list(range(num_prompt)), "int32"), pack(response, "int32"), chosen)
+
+
+async def test_answers_come_in_the_order_of_the_questions(prm: FakePrm) -> None:
+    client = client_of(prm)
+    asked = [question(2, list(range(1, 9))), question(5, [7]), question(1, [3, 1, 2], [[0, 1], [2, 3], [4, 5]])]
+    first, second, third = await client.score(asked)
+    assert isinstance(first, Answer) and isinstance(second, Answer) and isinstance(third, Answer)
+    np.testing.assert_allclose(unpack(first.logprobs), [-(t + (1 + t) / 1000) for t in range(1, 9)], rtol=1e-6)
+    np.testing.assert_allclose(unpack(second.logprobs), [-7.005], rtol=1e-6)
+    assert first.topk_logprobs is None and first.tail_logprobs is None
+    assert third.topk_logprobs is not None and third.tail_logprobs is not None
+    assert third.topk_logprobs.dtype == "float16"
+    assert unpack(third.topk_logprobs).tolist() == [[-2, -3], [-4, -5], [-6, -7]]
+    np.testing.assert_allclose(unpack(third.tail_logprobs)[0], np.log(1 - np.exp(-2.0) - np.exp(-3.0)), rtol=1e-6)
+    await client.close()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+async def test_the_candidates_dtype_is_as_configured(prm: FakePrm, dtype: str) -> None:
+    client = client_of(prm, dtype=dtype)
+    (found,) = await client.score([question(1, [1], [[0]])])
+    assert isinstance(found, Answer) and found.topk_logprobs is not None
+    assert found.topk_logprobs.dtype == prm.requests[0].topk_dtype == dtype
+    await client.close()
+
+
+async def test_large_collections_take_several_requests(prm: FakePrm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prm_client, "REQUEST_BYTES", 100)
+    client = client_of(prm)
+    found = await client.score([question(1, [token]) for token in range(9)])
+    assert [float(unpack(a.logprobs)[0]) for a in found if isinstance(a, Answer)] == pytest.approx(
+        [-(t + 0.001) for t in range(9)]
+    )
+    assert await client.score([]) == []
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("OUT_OF_RANGE", DropReason.TOO_LONG),
+        ("DATA_LOSS", DropReason.TEACHER_MISSING),
+        ("INVALID_ARGUMENT", DropReason.TEACHER_MISALIGNED),
+    ],
+)
+async def test_a_sample_at_fault_is_told_beside_the_others(prm: FakePrm, status: str, reason: DropReason) -> None:
+    prm.statuses[0] = (status, "why")
+    client = client_of(prm)
+    good, bad = await client.score([question(1, [1]), question(1, [2])])
+    assert isinstance(good, Answer)
+    assert bad == Unscorable(reason, "why")
+    await client.close()
+
+
+async def test_another_number_of_scores_than_tokens_is_no_answer(prm: FakePrm) -> None:
+    prm.score = lambda prompt, response, candidates: (np.full(len(response) - 1, -1.0), None)
+    client = client_of(prm)
+    (found,) = await client.score([question(1, [1, 2, 3])])
+    assert isinstance(found, Unscorable)
+    assert (found.reason, found.detail) == (DropReason.TEACHER_MISALIGNED, "logprobs have shape [2], expected [3]")
+    await client.close()
+
+
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL"])
+async def test_an_engine_that_is_away_is_no_samples_fault(prm: FakePrm, status: str) -> None:
+    prm.statuses[0] = (status, "gone")
+    client = client_of(prm)
+    with pytest.raises(DependencyError, match=f"{status}: gone"):
+        await client.score([question(1, [1]), question(1, [2])])
+    await client.close()
+
+
+async def test_a_stopped_service_is_waited_for_and_found_again(prm: FakePrm) -> None:
+    client = client_of(prm)
+    assert await client.health() == (True, "")
+    await prm.stop()
+    with pytest.raises(DependencyError, match="UNAVAILABLE"):
+        await client.score([question(1, [1])])
+    there, detail = await client.health()
+    assert (there, "UNAVAILABLE" in detail) == (False, True)
+    await prm.start()
+    for _ in range(100):
+        if (await client.health())[0]:
+            break
+        await asyncio.sleep(0.05)
+    assert isinstance((await client.score([question(1, [1])]))[0], Answer)
+    await client.close()
+
+
+async def test_what_cannot_be_done_is_refused(prm: FakePrm) -> None:
+    client = client_of(prm)
+    prm.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "this engine scores no given candidates")
+    with pytest.raises(ScoringRefusedError, match="scores no given candidates"):
+        await client.score([question(1, [1])])
+    prm.refusal = None
+    prm.statuses[0] = ("FAILED_PRECONDITION", "top_k 500: at most 64")
+    with pytest.raises(ScoringRefusedError, match="at most 64"):
+        await client.score([question(1, [1])])
+    await client.close()
+
+
+async def test_the_caller_s_key_is_presented(prm: FakePrm) -> None:
+    prm.key = "hl-secret"
+    bare, wrong = client_of(prm), client_of(prm, caller_key="hl-other")
+    for client in (bare, wrong):
+        with pytest.raises(ScoringRefusedError, match=r"prm\.caller_key"):
+            await client.score([question(1, [1])])
+        await client.close()
+    known = client_of(prm, caller_key="hl-secret")
+    assert isinstance((await known.score([question(1, [1])]))[0], Answer)
+    await known.close()
+
+
+async def test_gzip_is_understood(prm: FakePrm) -> None:
+    client = client_of(prm, grpc_compression="gzip")
+    assert isinstance((await client.score([question(1, [1] * 50)]))[0], Answer)
+    await client.close()
