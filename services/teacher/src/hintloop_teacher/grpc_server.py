@@ -121,7 +121,7 @@ async def _scores(scorer: ForcedScorer, asked: grpc_requests.Asked) -> Any:
     return await scorer.score(asked.prompt_ids, asked.response_ids, candidate_ids=asked.candidates)
 
 
-class KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's stubs leave the class untyped
+class KeyCheck(grpc.aio.ServerInterceptor):
     """Refuses calls without a known key in the metadata `authorization` or `x-api-key`; health checks need none."""
 
     def __init__(self, keys: KeyRing) -> None:

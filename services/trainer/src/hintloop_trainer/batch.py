@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import PackedArray, unpack
+from torch.utils.dlpack import from_dlpack
 
 from hintloop_trainer.errors import SampleError
 
@@ -96,7 +97,7 @@ def _tensor(packed: PackedArray, dtype: torch.dtype, name: str, shape: tuple[int
     if not fits:
         raise SampleError(f"{name} has shape {list(array.shape)}, expected {[s if s else '*' for s in shape]}")
     # A view of the message's bytes, where the dtype is already right: nothing here writes to it.
-    return torch.from_dlpack(array).to(dtype)
+    return from_dlpack(array).to(dtype)
 
 
 def _checked_logprobs(packed: PackedArray, name: str, shape: tuple[int | None, ...]) -> torch.Tensor:

@@ -96,8 +96,7 @@ def _chosen(chosen: Mapping[str, Ids] | None, example: Example) -> torch.Tensor 
 
 def _split(batch: MicroBatch, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Rows of a micro-batch by sample."""
-    parts: tuple[torch.Tensor, ...] = values.split([example.num_trained for example in batch.examples])
-    return parts
+    return torch.split(values, [example.num_trained for example in batch.examples])
 
 
 def _forced(batch: MicroBatch, columns: Sequence[torch.Tensor | None]) -> list[Forced]:
