@@ -240,6 +240,28 @@ async def test_gaps_near_the_timeout_are_counted(broker: Any) -> None:
     assert task._metrics.gap._sum.get() == pytest.approx(15.999)
 
 
+async def test_captures_of_two_proxies_are_taken_in_the_order_in_which_they_ended() -> None:
+    for reorder_ms, linked in ((60_000, ["a", "b"]), (0, ["a"])):
+        own = MemoryBroker()
+        await own.ensure_groups()
+        now_ms = await own.time_ms()
+        task = LinkerTask(own, make_config(linker={"reorder_ms": reorder_ms}), ProxyMetrics())
+        texts, captures = ["q"], []
+        for number, turn_id in enumerate("abc"):
+            times = {"start_ms": now_ms + 10 * number - 50, "end_ms": now_ms + 10 * number - 45}
+            captures.append(make_capture(turn_id, *texts, **times))
+            texts += ["fine", f"more {number}"]
+        for number in (0, 2, 1):
+            await own.append(CAPTURES, captures[number])
+            await task._hold_lease()
+            await task.step()
+        assert (len(task._held) == 3) is bool(reorder_ms)
+        await task._feed(task._ready(None))
+        await task._apply()
+        turns = [entry.turn_id for entry in await own.read(TURNS, "test", 10, None)]
+        assert turns == linked, "without patience c was taken before b, and could only follow a"
+
+
 async def test_captures_are_logged_where_the_configuration_says(broker: Any, tmp_path: Path) -> None:
     path = tmp_path / "captures.jsonl"
     task = LinkerTask(broker, make_config(linker={"capture_log": str(path)}), ProxyMetrics())

@@ -102,6 +102,8 @@ class LinkerSection(Section):
 
     settle_ms: Annotated[int, Field(ge=0)] = 2000
     """How long an uncertain link waits for a better one."""
+    reorder_ms: Annotated[int, Field(ge=0)] = 200
+    """How long a capture waits for others that ended before it and come in later, from another proxy."""
     doubt_ms: Annotated[int, Field(ge=0)] = 30_000
     """How long a link waits when its request may yet show as a side call (a memory flush, a compaction)."""
     max_requests: Annotated[int, Field(ge=100)] = 50_000

@@ -7,6 +7,7 @@ A capture that the linker cannot work with goes to `dead` alone; it stops no oth
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 import traceback
 from collections import deque
@@ -63,6 +64,7 @@ class LinkerTask:
         self._lease: Lease | None = None
         self._linker = self._make_linker()
         self._pending: dict[str, Entry[Any]] = {}
+        self._held: list[tuple[int, int, int, Entry[Any]]] = []
         self._todo: deque[Decision] = deque()
         self._calm_until = 0.0
         self._warn_at = 0.0
@@ -123,6 +125,7 @@ class LinkerTask:
             turn_id, entry = next(iter(self._pending.items()))
             await self._broker.release(entry)
             del self._pending[turn_id]
+        self._held.clear()
         self._todo.clear()
 
     async def _take_left_over(self) -> None:
@@ -145,17 +148,30 @@ class LinkerTask:
             after = entries[-1].entry_id
         while entries := await self._claim():
             held.extend(entries)
-        await self._feed(sorted({entry.entry_id: entry for entry in held}.values(), key=_stream_order))
+        self._held = []
+        self._hold({entry.entry_id: entry for entry in held}.values())
+        await self._feed(self._ready(None))
 
     async def _claim(self) -> list[Entry[Any]]:
         # A linker renews what it holds with its lease, a third of its length apart.
         return await self._broker.claim(CAPTURES, self._consumer, READ_COUNT, self._lease_ms // 2)
 
+    def _hold(self, entries: Iterable[Entry[Any]]) -> None:
+        """Keep captures until those that ended before them are in, whichever proxy wrote them."""
+        for entry in entries:
+            if entry.turn_id not in self._pending:
+                self._pending[entry.turn_id] = entry
+                heapq.heappush(self._held, (entry.message.end_ms, *_stream_order(entry), entry))
+
+    def _ready(self, before_ms: int | None) -> list[Entry[Any]]:
+        """Captures that ended before ``before_ms`` (all for ``None``), in the order in which they ended."""
+        ready = []
+        while self._held and (before_ms is None or self._held[0][0] <= before_ms):
+            ready.append(heapq.heappop(self._held)[-1])
+        return ready
+
     async def _feed(self, entries: Iterable[Entry[Any]]) -> None:
         for entry in entries:
-            if entry.turn_id in self._pending:
-                continue
-            self._pending[entry.turn_id] = entry
             try:
                 decisions = self._linker.feed(entry.message)
                 self._observe_gaps(decisions)
@@ -203,14 +219,19 @@ class LinkerTask:
             await asyncio.to_thread(
                 self._log.write, [entry.message for entry in entries if isinstance(entry.message, Capture)]
             )
-        await self._feed(entries)
+        self._hold(entries)
+        until_ms = now_ms - self._config.linker.reorder_ms
+        await self._feed(self._ready(until_ms))
         if len(entries) < READ_COUNT and time.monotonic() >= self._calm_until:
-            self._todo.extend(self._linker.tick(now_ms, oldest_ms))
+            begun = [entry.message.start_ms for *_, entry in self._held]
+            oldest = min(begun if oldest_ms is None else [oldest_ms, *begun], default=None)
+            self._todo.extend(self._linker.tick(until_ms, oldest))
         await self._apply()
         self._metrics.pending.set(len(self._pending))
 
     async def flush(self) -> None:
         """Settle everything now (tests, imports)."""
+        await self._feed(self._ready(None))
         self._todo.extend(self._linker.flush())
         await self._apply()
 
