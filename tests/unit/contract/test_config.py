@@ -178,3 +178,17 @@ def test_every_key_is_documented():
         if not key.description
     ]
     assert undocumented == []
+
+
+def test_tables_inside_a_section_are_shown_set_by_flag_and_checked(tmp_path):
+    base = write(tmp_path, '[prm.rules.tools."mcp__*"]\nignore = true\n')
+    rows = dict((path, value) for path, value, _ in load(base).rows())
+    assert '"mcp__*": {"ignore": true' in rows["prm.rules"]
+    flag = {"prm.rules": '{"tools": {"bash": {"neutral_exit_codes": [1]}}}'}
+    assert load(flags=flag).config.prm.rules.tools["bash"].neutral_exit_codes == [1]
+    wrong = write(tmp_path, "[prm.rules.tools.bash]\nsucces_exit_codes = [0]\n", "wrong.toml")
+    with pytest.raises(ConfigError) as refused:
+        load(wrong)
+    assert str(refused.value) == (
+        f"{wrong}: unknown key 'prm.rules.tools.bash.succes_exit_codes'; did you mean 'success_exit_codes'?"
+    )

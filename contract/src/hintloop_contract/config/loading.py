@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
@@ -55,6 +55,8 @@ def _shown(value: Any) -> str:
         return '"********"' if value.get_secret_value() else '""'
     if isinstance(value, list):
         return "[" + ", ".join(_shown(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)}: {_shown(item)}" for name, item in value.items()) + "}"
     if isinstance(value, BaseModel):
         names = type(value).model_fields
         return "{" + ", ".join(f"{json.dumps(name)}: {_shown(getattr(value, name))}" for name in names) + "}"
@@ -158,10 +160,10 @@ def _nested(items: Iterable[tuple[str, str]], kind: str) -> dict[str, dict[str, 
 
 
 def _parsed(text: str) -> Any:
-    """Lists and null are written as JSON; everything else is left for the field's own type to read."""
+    """Lists, tables and null are written as JSON; everything else is left for the field's own type to read."""
     if text.strip() == "null":
         return None
-    if text.lstrip().startswith("["):
+    if text.lstrip().startswith(("[", "{")):
         try:
             return json.loads(text)
         except ValueError:
@@ -199,9 +201,27 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
         if not path:
             lines.append(message)
             continue
+        if item["type"] == "extra_forbidden":
+            inside = ".".join(str(part) for part in item["loc"])
+            near = _nearest(str(item["loc"][-1]), _keys_at(item["loc"][:-1]))
+            lines.append(f"{origins.get(path, 'default')}: unknown key {inside!r}{near}")
+            continue
         given = item.get("input")
         secret = isinstance(given, SecretStr) or "key" in path or path == "redis.url"
         shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
         inside = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"][2:])
         lines.append(f"{origins.get(path, 'default')}: {path}{inside}{shown}: {message}")
     return lines
+
+
+def _keys_at(place: Sequence[int | str]) -> list[str]:
+    """Keys of the table at ``place`` in the schema; none where a table of free names stands."""
+    found: Any = Config
+    for part in place:
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            field = found.model_fields.get(str(part))
+            found = field.annotation if field else None
+        else:
+            inner = get_args(found)  # of a list its items, of a table its values
+            found = inner[-1] if inner else None
+    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else []
