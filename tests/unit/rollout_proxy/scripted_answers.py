@@ -44,7 +44,7 @@ class Script:
             for i, (call_id, name, arguments) in enumerate(self.calls)
         ]
         key = "reasoning" if engine == "vllm" else "reasoning_content"
-        message = {"role": "assistant", "content": self.text or None, key: self.reasoning or None}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text or None, key: self.reasoning or None}
         if calls:
             message["tool_calls"] = calls
         choice = {"index": 0, "message": message, "logprobs": None, **self._end(engine)}
@@ -63,7 +63,7 @@ class Script:
         deltas += [{key: part} for part in split(self.reasoning)]
         deltas += [{"content": part} for part in split(self.text)] + [{}]
         for index, (call_id, name, arguments) in enumerate(self.calls):
-            first = {"id": call_id, "type": "function", "index": index, "function": {"name": name}}
+            first: dict[str, Any] = {"id": call_id, "type": "function", "index": index, "function": {"name": name}}
             if engine == "sglang":
                 first["function"]["arguments"] = ""
             deltas.append({"content": None, "tool_calls": [first]})

@@ -272,3 +272,5 @@ async def test_errors_are_in_the_vendors_form(body: bytes, message: str) -> None
             await client.responses.create(**ASKED)
     assert raised.value.body["message"] == message
     assert raised.value.type
+    if body.startswith(b'{"error"'):
+        assert raised.value.response.content == body

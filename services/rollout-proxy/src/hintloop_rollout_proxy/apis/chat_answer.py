@@ -165,6 +165,8 @@ class UpstreamError:
     kind: str | None = None
     code: Any = None
     param: str | None = None
+    wrapped: bool = False
+    """Whether it came as OpenAI writes it: an ``error`` object with a message."""
 
 
 def read_error(body: bytes) -> UpstreamError:
@@ -178,8 +180,10 @@ def read_error(body: bytes) -> UpstreamError:
 
 def error_of(document: Any) -> UpstreamError:
     """Like :func:`read_error`, of a value."""
+    wrapped = False
     if isinstance(document, dict) and isinstance(document.get("error"), dict | str):
         document = document["error"]
+        wrapped = isinstance(document, dict) and isinstance(document.get("message"), str)
     if not isinstance(document, dict):
         return UpstreamError(_text(document))
     param = document.get("param")
@@ -188,6 +192,7 @@ def error_of(document: Any) -> UpstreamError:
         kind=document["type"] if isinstance(document.get("type"), str) else None,
         code=document.get("code"),
         param=param if isinstance(param, str) else None,
+        wrapped=wrapped,
     )
 
 

@@ -30,7 +30,7 @@ COPIED = (
     "vllm_xargs",
 )
 #: Ask for something that a chat completion cannot do.
-UNTRANSLATABLE = ("container", "context_management", "mcp_servers")
+UNTRANSLATABLE = ("container", "mcp_servers")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

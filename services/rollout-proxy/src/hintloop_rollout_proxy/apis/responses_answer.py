@@ -116,13 +116,13 @@ class ResponsesAnswer:
         return self._write([*events, {"type": f"response.{self.status}", "response": self._response(None)}])
 
     def error(self, status: int, body: bytes) -> bytes:
-        """OpenAI's error shape, which is the chat completion's too, but for one engine."""
+        """OpenAI's error shape, in which most engines answer already: then as it is."""
         found = read_error(body)
+        if found.wrapped:
+            return body
         kind = found.kind or ("invalid_request_error" if status < 500 else "server_error")
-        code = None if found.code is None else str(found.code)
-        return msgspec.json.encode(
-            {"error": {"message": found.message, "type": kind, "param": found.param, "code": code}}
-        )
+        members = {"message": found.message, "type": kind, "param": found.param, "code": found.code}
+        return msgspec.json.encode({"error": members})
 
     def broken(self, detail: str) -> bytes:
         """The response failed."""
