@@ -3,7 +3,7 @@
 Score: -1 for a correction, a complaint or a failed tool; +1 for a confirmation or a tool that says it succeeded;
 0 when the conversation goes on without either; ``None`` when there is nothing to judge. The user's words outweigh
 the tools'. The hint is the preference or correction in the user's own words: the clauses that carry it, without
-greetings, thanks and the next question. English only.
+greetings, thanks and the next question. English and Chinese.
 """
 
 from __future__ import annotations
