@@ -43,6 +43,8 @@ def read_input(given: Any, report: Report, known: Mapping[str, Any] = NO_ITEMS) 
     reader = ItemReader(report, known)
     for item in given:
         reader.add(item)
+    for message in reader.messages:
+        message.setdefault("content", None if "tool_calls" in message else "")
     return reader.messages
 
 
@@ -157,7 +159,6 @@ class ItemReader:
         if last is None or last["role"] != "assistant":
             last = {"role": "assistant"}
             self.messages.append(last)
-        last.setdefault("content", None)
         function = {"name": flat_name(item.get("namespace"), name), "arguments": arguments}
         last.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
