@@ -72,6 +72,13 @@ FORMS = [
     ("Thanks for keeping it short.", 1, "keeping it short"),
     ("Looks good to me, merge it.", 1, None),
 ]
+FORMS += [
+    ("It's Bern, not Zurich.", -1, "it's bern, not zurich"),
+    ("It's not Zurich, it's Bern.", -1, "it's not zurich, it's bern"),
+    ("You renamed my files as well. Leave the other ones alone please.", -1, "leave the other ones alone"),
+    ("Don't touch the tests unless I ask.", -1, "don't touch the tests unless i ask"),
+    ("Precisely the kind of answer I hoped for.", 1, None),
+]
 CONFIRMATIONS = [
     ("Perfect, a single sentence is all I need.", 1, "a single sentence is all i need"),
     ("Exactly what I wanted: short and clear.", 1, "short and clear"),
@@ -132,6 +139,9 @@ NEUTRAL = [
     "Please also add a section about pricing.",
     "Don't you think cats are better than dogs?",
     "Is that correct?",
+    "The bus is red, not blue. Where do I get off?",
+    "It's blue, not green, right?",
+    "My dog is brown, not black.",
 ]
 
 

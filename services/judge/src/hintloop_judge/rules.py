@@ -153,6 +153,7 @@ def _settle_contradictions(readings: list[Reading]) -> None:
     """A statement that the next clause sets against what was said ("it's blue, not green") is a correction."""
     for first, second in pairwise(readings):
         plain = first.kind is Kind.OTHER and second.kind in (Kind.OTHER, Kind.FRAGMENT) and first.next_to(second)
+        plain = plain and not first.clause.asked
         one, other = first.clause.shape, second.clause.shape
         denied = p.ASSERTS.search(one) and p.DENIES.search(other)
         replaced = p.DENIED.search(one) and p.REPLACES.search(other)

@@ -193,7 +193,8 @@ CORRECT = cues(
 )
 #: A statement, and the next clause that denies what was said instead of it: "it's blue", "not green".
 ASSERTS = re.compile(
-    r"^(?:no |nope |actually )*(?:it|that|this|he|she|they|the (?:\w+ ){1,4}?)(?:'s|'re| ?is| ?are| ?was| ?were)\b(?! not\b)|^(?!.*(?:不|吗|什么)).*是"
+    r"^(?:no |nope |actually )*(?:it|that|this|he|she|they)(?:'s|'re| is| are| was| were)\b(?! not\b)|"
+    r"^(?:应该|其实|明明|[这那它他她]|[这那它他她]们|答案|结果|正确答案)*+是"
 )
 DENIES = re.compile(
     r"^not (?!bad\b|sure\b|really\b|yet\b|at all\b|only\b|just\b|that\b|to\b|because\b)\w+(?: [\w'-]+){0,4}$|^(?:而)?不是"
