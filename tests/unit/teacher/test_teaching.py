@@ -248,3 +248,40 @@ async def test_a_freed_record_is_a_failure_of_the_message(bench: Bench) -> None:
     entry = replace(bench.entry, message=JudgedTurn(turn=lost, judgement=judged.judgement))
     with pytest.raises(RecordError):
         await bench.handler(entry)
+
+
+async def test_what_the_trainer_scores_is_rendered_and_left_to_it(bench: Bench) -> None:
+    needs = SignalNeeds(score=False, hint=True, by_trainer=True)
+    sample = (await bench.teach(needs)).message
+    hinted = [{"role": "user", "content": "ask\n\n[user's hint / instruction]\nOne short sentence."}]
+    assert unpack(sample.hinted_prompt_ids).tolist() == render(hinted)
+    assert sample.num_hinted_prompt_tokens == len(render(hinted))
+    assert sample.teacher_logprobs is None
+    assert bench.dialect.calls == []
+
+
+async def test_without_a_hint_the_trainer_scores_the_captured_prompt(bench: Bench) -> None:
+    needs = SignalNeeds(score=False, hint=True, by_trainer=True)
+    sample = (await bench.teach(needs, hint=None, opd={"drop_sample_without_hint": False})).message
+    assert unpack(sample.hinted_prompt_ids).tolist() == render(MESSAGES)
+
+
+async def test_a_hinted_prompt_that_the_trainer_cannot_hold_drops(bench: Bench) -> None:
+    room = len(render(MESSAGES)) + len(RESPONSE)
+    needs = SignalNeeds(score=False, hint=True, by_trainer=True)
+    outcome = await bench.teach(needs, model={"max_seq_len": room})
+    assert (outcome.reason, "with the hint" in outcome.detail) == ("too_long", True)
+
+
+async def test_a_hinted_prompt_that_the_trainer_cannot_hold_costs_combine_its_hint_alone(bench: Bench) -> None:
+    room = len(render(MESSAGES)) + len(RESPONSE)
+    combined = SignalNeeds(score=True, hint=True, either=True, by_trainer=True)
+    taught = (await bench.teach(combined, model={"max_seq_len": room})).message
+    assert (taught.score, taught.hinted_prompt_ids) == (-1, None)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+async def test_candidates_travel_in_the_configured_dtype(bench: Bench, dtype: str) -> None:
+    sample = (await bench.teach(TOPK, topk_opd={"logprobs_dtype": dtype})).message
+    assert sample.teacher_topk_logprobs.dtype == dtype
+    assert sample.teacher_logprobs.dtype == sample.teacher_tail_logprobs.dtype == "float32"

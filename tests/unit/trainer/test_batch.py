@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hintloop_contract.messages import Sampling
@@ -102,3 +103,20 @@ def test_lineage_counts_steps_and_knows_only_ancestors() -> None:
     assert [lineage.behind(version) for version in (3, 4, 5, 7)] == [2, 1, None, 0]
     with pytest.raises(ValueError, match="not above"):
         lineage.release(7, 3)
+
+
+def test_float32_arrays_are_views_of_the_messages_bytes() -> None:
+    sample = make_sample(0)
+    assert sample.teacher_logprobs is not None
+    example = batching.read_example(sample, VOCAB)
+    bytes_at = np.frombuffer(sample.teacher_logprobs.data, np.float32).ctypes.data
+    assert example.teacher_T is not None
+    assert example.teacher_T.data_ptr() == bytes_at
+    assert example.teacher_T.dtype == torch.float32
+
+
+@pytest.mark.parametrize("ids", [[], [VOCAB], [-1]])
+def test_a_hinted_prompt_outside_the_vocabulary_is_refused(ids: list[int]) -> None:
+    packed = pack(np.array(ids, np.int32), "int32")
+    with pytest.raises(SampleError, match="hinted_prompt_ids is empty or has an id outside"):
+        batching.read_example(make_sample(0, hinted_prompt_ids=packed), VOCAB)
