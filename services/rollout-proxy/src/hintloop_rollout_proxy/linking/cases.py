@@ -45,6 +45,7 @@ class _Reply(msgspec.Struct):
     id: str | None = None
     delivered: str | None = None
     token_ids: list[int] | None = None
+    output_ids: list[int] | None = None
 
 
 class _Request(msgspec.Struct):
@@ -125,6 +126,7 @@ def _capture_of(request: _Request, number: int, clock: int) -> Capture:
     if end_ms < start_ms:
         raise CaseError(f"requests[{number}].end_ms {end_ms} is before its start_ms {start_ms}")
     reply = request.reply
+    ids = reply.token_ids if reply.token_ids is not None else reply.output_ids
     refused = reply.status >= 400
     status = "refused" if refused else "complete" if reply.complete else "aborted"
     headers = {name.lower(): value for name, value in request.headers.items()}
@@ -146,7 +148,7 @@ def _capture_of(request: _Request, number: int, clock: int) -> Capture:
         turn_type=headers.get("x-turn-type"),
         session_done=headers.get("x-session-done", "").lower() in ("1", "true", "yes"),
         problem={"refused": "upstream_error", "aborted": "aborted"}.get(status),
-        response_ids=None if reply.token_ids is None else pack(reply.token_ids, "int32"),
+        response_ids=None if ids is None else pack(ids, "int32"),
     )
 
 

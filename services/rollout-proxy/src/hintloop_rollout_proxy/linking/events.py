@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hintloop_rollout_proxy.linking.normal_form import argument_texts, beginning_of, call_key, canonical_call, collapse
+from hintloop_rollout_proxy.linking.normal_form import (
+    argument_texts,
+    beginning_of,
+    call_key,
+    canonical_call,
+    collapse,
+    passages_of,
+)
 
 
 class Kind(StrEnum):
@@ -58,6 +65,7 @@ class Reply:
     names: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     begin: str = ""
+    passages: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -80,6 +88,7 @@ def make_reply(text: str, calls: Sequence[tuple[str, str, object]]) -> Reply:
         names=tuple(name for _, name, _ in calls),
         arguments=tuple(found for _, _, arguments in calls for found in argument_texts(arguments)),
         begin=beginning_of(text),
+        passages=passages_of(text),
     )
 
 

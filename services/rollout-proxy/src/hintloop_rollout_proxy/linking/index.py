@@ -69,6 +69,8 @@ class Index:
         if reply.text:
             self.put(node, "text", hash(reply.text))
             self.put_words(node, reply.text, "answer")
+            for passage in reply.passages[1:]:
+                self.put_words(node, passage, "passage")
         for call in reply.calls:
             self.put(node, "call", hash(call))
         for call_id in reply.call_ids:

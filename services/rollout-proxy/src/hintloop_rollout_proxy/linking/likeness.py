@@ -16,6 +16,8 @@ RENDERED_SHARE = 0.5
 CUT_SHARE = 0.6
 #: Share of common events from which another session id means a fork and not somebody else.
 FORK_SHARE = 0.6
+#: Events that stand before the same answer by nobody else's chance.
+FORK_EVENTS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
     if node.identity.is_other_agent(identity):
         return False
     if likeness.line < 0:
-        return not identity.sub_agent and (likeness.exact or likeness.share >= FORK_SHARE) and node.reply.telling
+        much = len(node.hashes) > FORK_EVENTS if likeness.exact else likeness.share >= FORK_SHARE and node.reply.telling
+        return not identity.sub_agent and (much or (likeness.exact and node.reply.telling))
     if likeness.ids == 2 or likeness.line > 0:
         return True
     if likeness.ids:
@@ -152,6 +155,11 @@ def _shows_an_id(reply: Reply, text: str) -> bool:
     # Ids are normalised; in the text they may hold dashes and underscores.
     bare = "".join(character for character in text if character.isalnum())
     return any(len(call_id) > 5 and call_id in bare for call_id in reply.call_ids)
+
+
+def is_retold(reply: Reply, words: str) -> bool:
+    """Whether ``words`` (a text's words, between spaces) hold an answer, or some passage of it."""
+    return any(len(passage) > 12 and passage in words for passage in reply.passages)
 
 
 def is_quoted(text: str, words: str) -> bool:

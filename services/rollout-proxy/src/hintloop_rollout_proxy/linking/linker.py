@@ -66,9 +66,12 @@ class Linker:
             return board.take()
         node = self._make_node(capture, reading, reply)
         verdict = Classifier(board, node, reading, capture.turn_type).verdict()
+        self._settle_now(node, capture)
         self._placer.place(node, reading, verdict)
         heapq.heappush(self._deadlines, (node.deadline_ms, node.number, node.turn_id))
-        self._settle_now(node, capture)
+        if capture.session_done:
+            for earlier in list(node.session.nodes):
+                board.release(earlier)
         while len(board.index) > self._options.max_requests:
             self._expire(next(iter(board.index)))
         return board.take()
@@ -82,9 +85,6 @@ class Linker:
             board.drop(node, DropReason.SIDE, "X-Turn-Type: side")
         elif capture.session_done:
             board.drop(node, DropReason.NO_NEXT_STATE, "the session was marked done")
-        if capture.session_done:
-            for earlier in list(node.session.nodes):
-                board.release(earlier)
 
     def tick(self, now_ms: int, oldest_in_flight_ms: int | None = None) -> list[Decision]:
         """Settle what waited long enough. A deadline waits for requests that arrived before it and are unanswered."""

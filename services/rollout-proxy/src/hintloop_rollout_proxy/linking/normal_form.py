@@ -17,10 +17,15 @@ _THINKING = re.compile(r"<think>.*?</think>|\A[^<]*</think>", re.DOTALL)
 _NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
 #: Scripts without spaces count character by character.
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
+#: Markup around parts of an answer, which an agent takes out before it quotes them.
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 #: What may be the id of a call inside a rendered text.
 _ID_LIKE = re.compile(r"[A-Za-z][A-Za-z0-9_.:\-]{4,79}")
 #: Words by which a quotation is recognised; agents cut what they quote.
 NUM_QUOTED_WORDS = 24
+#: Words from which a text is also recognised by later passages, and the characters in which they are looked for.
+MIN_PASSAGES = 9
+MAX_QUOTED_LENGTH = 20_000
 #: Words of one text that are looked at.
 MAX_WORDS = 40_000
 
@@ -44,6 +49,13 @@ def words_of(text: str) -> list[str]:
 def beginning_of(text: str) -> str:
     """The first words of a text, by which it is recognised where it is quoted; each between spaces."""
     return f" {' '.join(_WORD.findall(text[:2000])[:NUM_QUOTED_WORDS])} "
+
+
+def passages_of(text: str) -> tuple[str, ...]:
+    """Passages by which a text is recognised where only a part of it is quoted: its beginning, and some later ones."""
+    words = _WORD.findall(_TAG.sub(" ", text[:MAX_QUOTED_LENGTH]))
+    starts = [0] if len(words) < MIN_PASSAGES else [0, len(words) // 3, len(words) // 2, 2 * len(words) // 3]
+    return tuple(f" {' '.join(words[start : start + NUM_QUOTED_WORDS // 2])} " for start in starts)
 
 
 def call_key(call_id: str) -> str:

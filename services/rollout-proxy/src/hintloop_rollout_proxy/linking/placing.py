@@ -14,7 +14,7 @@ from hintloop_rollout_proxy.linking.chat_form import without_instruction
 from hintloop_rollout_proxy.linking.echoes import Echo, find_echo
 from hintloop_rollout_proxy.linking.events import Kind, Reading
 from hintloop_rollout_proxy.linking.index import echo_keys
-from hintloop_rollout_proxy.linking.likeness import is_quoted
+from hintloop_rollout_proxy.linking.likeness import is_quoted, is_retold
 from hintloop_rollout_proxy.linking.nodes import Node, Scope
 from hintloop_rollout_proxy.linking.normal_form import words_of
 from hintloop_rollout_proxy.linking.verdicts import Relation, Verdict
@@ -78,11 +78,13 @@ class Placer:
         """Openings a moment ago that told of this one were titles, plans, or the like."""
         kept: deque[tuple[Node, str]] = deque(maxlen=MAX_SUSPECTS)
         for side, words in self._suspects.pop(main.scope, ()):
-            if side.next is not None or side.side or side.parent or main.start_ms > side.deadline_ms:
+            attempts = list(side.session.nodes)
+            if side.side or side.parent or main.start_ms > side.deadline_ms or any(node.next for node in attempts):
                 continue
             apart = main.identity.bars(side.identity) or main.family != side.family
             if not apart and sides.is_title_of(side, words, main, reading):
-                self._board.set_aside(side, main)
+                for attempt in attempts:
+                    self._board.set_aside(attempt, main)
             else:
                 kept.append((side, words))
         if kept:
@@ -209,7 +211,7 @@ class Placer:
         """What followed the parent's answer: what the side call shows, and the user's words after the summary."""
         last = -1
         for event in reading.events:
-            if event.kind is not Kind.RESULT and is_quoted(summary.reply.text, f" {' '.join(words_of(event.text))} "):
+            if event.kind is not Kind.RESULT and is_retold(summary.reply, f" {' '.join(words_of(event.text))} "):
                 last = event.item
         after = reading.after(last)
         carried = summary.carried if summary.about is parent else b"[]"
@@ -238,7 +240,7 @@ class Placer:
         rival, following = parent.next.node, parent.next
         back = parent.frame_score(node.tools, node.system) > parent.frame_score(rival.tools, rival.system)
         texts = sides.words_in(reading, Kind.USER, Kind.ANSWER).text if rival.reply.telling else ""
-        summed_up = is_quoted(rival.reply.text, texts) if texts else False
+        summed_up = is_retold(rival.reply, texts) if texts else False
         if rival.tail and (back or (summed_up and not sides.was_kept(rival, reading, len(reading.events)))):
             self._unmask(rival, parent)
             return True

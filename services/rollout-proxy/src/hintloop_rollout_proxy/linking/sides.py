@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hintloop_rollout_proxy.linking.events import Event, Kind, Reading
 from hintloop_rollout_proxy.linking.index import Index, openings_in
-from hintloop_rollout_proxy.linking.likeness import common_share, is_quoted
+from hintloop_rollout_proxy.linking.likeness import common_share, is_quoted, is_retold
 from hintloop_rollout_proxy.linking.nodes import Node
 from hintloop_rollout_proxy.linking.normal_form import words_of
 
@@ -54,17 +54,22 @@ def is_doubtful(node: Node, reading: Reading, parent: Node) -> bool:
     return other_system or asks_for_summary(node)
 
 
-def was_detour(side: Node, reading: Reading, start: int) -> bool:
+def was_detour(side: Node, reading: Reading, start: int, *, retold: bool = False) -> bool:
     """Whether ``side``, taken for a turn, only made a summary or a plan: its answer stands before ``start``, what it
-    asked does not; and it was asked by other means than the turns around it, or what was before it is gone."""
+    asked does not; and it was asked by other means than the turns around it, or what was before it is gone. ``retold``: the answer stands inside
+    a text of somebody else's, so that only what was asked last must be missing."""
     parent = side.parent
     if parent is None or not side.continues or not side.tail:
         return False
     if not parent.frame_score(reading.tools, reading.system):
         return False
-    if side.frame_score(reading.tools, reading.system) < 2:
-        return not _was_asked(side.tail[-1:], reading, start)
-    if was_kept(side, reading, start) or _stands_in(parent, reading):
+    others = side.frame_score(reading.tools, reading.system) < 2
+    asked = side.tail[-1:] if others or retold else side.tail
+    if _was_asked(asked, reading, start) or side.digest in reading.prefixes[: start + 1]:
+        return False
+    if others:
+        return True
+    if _stands_in(parent, reading):
         return False
     before = reading.hashes[:start]
     replaced = bool(before) and not common_share(side.hashes, before)
@@ -77,8 +82,12 @@ def asks_for_summary(node: Node) -> bool:
 
 
 def was_kept(node: Node, reading: Reading, start: int) -> bool:
-    """Whether what ``node`` asked stands among the first ``start`` events: then its answer is part of the line."""
-    return node.digest in reading.prefixes[: start + 1] or _was_asked(node.tail, reading, start)
+    """Whether what ``node`` asked stands among the first ``start`` events: then its answer is part of the line.
+
+    Of a side call that is what it asked last; before it may stand words of the line.
+    """
+    asked = node.tail[-1:] if node.side else node.tail
+    return node.digest in reading.prefixes[: start + 1] or _was_asked(asked, reading, start)
 
 
 def _was_asked(tail: tuple[Event, ...], reading: Reading, start: int) -> bool:
@@ -163,10 +172,11 @@ def find_summary(index: Index, node: Node, reading: Reading, alive: Alive) -> No
     if not index.has(node.scope, "words:answer"):
         return None
     words = words_in(reading, Kind.USER, Kind.ANSWER)
-    for found in index.quoted(node.scope, "answer", words.openings):
+    quoted = index.quoted(node.scope, "answer", words.openings) + index.quoted(node.scope, "passage", words.openings)
+    for found in quoted:
         if found is node or not alive(found) or found.identity.bars(node.identity):
             continue
-        if found.reply.telling and is_quoted(found.reply.text, words.text) and _made_summary(found, node, reading):
+        if found.reply.telling and is_retold(found.reply, words.text) and _made_summary(found, node, reading):
             return found
     return None
 
@@ -174,7 +184,7 @@ def find_summary(index: Index, node: Node, reading: Reading, alive: Alive) -> No
 def _made_summary(found: Node, node: Node, reading: Reading) -> bool:
     if found.side:
         return True
-    if not was_detour(found, reading, len(reading.events)):
+    if not was_detour(found, reading, len(reading.events), retold=True):
         return False
     same_line = found.identity.line is not None and found.identity.line == node.identity.line
     return same_line or common_share(found.hashes, reading.hashes) > 0 or asks_for_summary(found)

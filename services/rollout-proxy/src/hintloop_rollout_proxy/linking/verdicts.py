@@ -66,6 +66,7 @@ class Classifier:
         return (
             self._attempt()
             or self._by_echo()
+            or self._by_result()
             or self._unechoed(0)
             or self._sub_agent()
             or self._telling()
@@ -122,6 +123,17 @@ class Classifier:
         if self._may_be_side and sides.is_aside(node, reading, parent):
             return Verdict(Relation.SIDE, parent, echo=echo)
         return Verdict(Relation.CONTINUES, parent, echo.position, echo)
+
+    def _by_result(self) -> Verdict | None:
+        """The newest tool result whose call is known, though it is not in the transcript."""
+        reading, node = self._reading, self._node
+        for event in reversed(reading.events):
+            if event.kind is not Kind.RESULT or not event.call_id:
+                continue
+            for found in self._index.at(node.scope, "call_id", event.call_id):
+                if self._is_line_of(found):
+                    return Verdict(Relation.CONTINUES, found, event.item - 1)
+        return None
 
     def _unechoed(self, start: int) -> Verdict | None:
         """The longest earlier request at the beginning of this one, past ``start``, whose answer is not in it."""
