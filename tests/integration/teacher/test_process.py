@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hintloop_contract.scoring.channel import SERVICE_NAME
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -21,11 +24,11 @@ def free_port() -> int:
 async def test_waits_for_the_engine_and_ends_on_a_signal(redis_server: Any, tmp_path: Path) -> None:
     Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"vocab_size": 2}')
-    port = free_port()
+    port, grpc_port = free_port(), free_port()
     config = tmp_path / "config.toml"
     config.write_text(
         f'[model]\nstudent_model_path = "{tmp_path}"\n[redis]\nurl = "{redis_server.url}"\n'
-        f'[prm]\nport = {port}\nprm_url = "http://127.0.0.1:{free_port()}"\n'
+        f'[prm]\nport = {port}\ngrpc_port = {grpc_port}\nprm_url = "http://127.0.0.1:{free_port()}"\n'
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "hintloop_teacher", "--config", str(config))
     try:
@@ -36,7 +39,13 @@ async def test_waits_for_the_engine_and_ends_on_a_signal(redis_server: Any, tmp_
                     break
                 except httpx.TransportError:
                     await asyncio.sleep(0.2)
-        assert part == {"teacher": {"probed": False, "needed": True}}
+        assert (part["teacher"]["probed"], part["teacher"]["needed"]) == (False, True)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            states = health_pb2.HealthCheckResponse
+            alive = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=20)
+            fit = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+            assert (alive.status, fit.status) == (states.SERVING, states.NOT_SERVING)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 30) == 0
     finally:
