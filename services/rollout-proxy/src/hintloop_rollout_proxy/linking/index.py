@@ -71,6 +71,14 @@ class Index:
             self.put_words(node, reply.text, "answer")
             for passage in reply.passages[1:]:
                 self.put_words(node, passage, "passage")
+        self._add_calls(node)
+        for key in pair_keys(node.hashes, [*reply.calls, reply.text]):
+            self.put(node, "pair", key)
+        for end in node.sequence_ends:
+            self.put(node, "sequence", end.key)
+
+    def _add_calls(self, node: Node) -> None:
+        reply = node.reply
         for call in reply.calls:
             self.put(node, "call", hash(call))
         for call_id in reply.call_ids:
@@ -79,10 +87,6 @@ class Index:
             if len(text) > 7:
                 self.put(node, "argument", hash(text))
                 self.put_words(node, text, "argument")
-        for key in pair_keys(node.hashes, [*reply.calls, reply.text]):
-            self.put(node, "pair", key)
-        for end in node.sequence_ends:
-            self.put(node, "sequence", end.key)
 
     def put(self, node: Node, kind: str, value: object, *, tenant_wide: bool = False) -> None:
         """Let a node be found under a key: in its scope, or by every client of its tenant (scope ``(tenant, "")``)."""

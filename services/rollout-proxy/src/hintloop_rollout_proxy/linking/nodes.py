@@ -83,7 +83,7 @@ class Node:
     about: Node | None = None
     """Of a side call: the turn that it is about."""
     carried: bytes = b"[]"
-    """Of a side call: what it shows to follow the answer of ``about``, its own instruction left out."""
+    """Of a side call: what it shows to follow the answer of ``about``, its own instruction at the end."""
     next: Continuation | None = None
     settle_at_ms: int | None = None
     settled: bool = False

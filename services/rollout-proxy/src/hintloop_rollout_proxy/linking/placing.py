@@ -14,7 +14,7 @@ from hintloop_rollout_proxy.linking.chat_form import without_instruction
 from hintloop_rollout_proxy.linking.echoes import Echo, find_echo
 from hintloop_rollout_proxy.linking.events import Kind, Reading
 from hintloop_rollout_proxy.linking.index import echo_keys
-from hintloop_rollout_proxy.linking.likeness import is_quoted, is_retold
+from hintloop_rollout_proxy.linking.likeness import is_retold
 from hintloop_rollout_proxy.linking.nodes import Node, Scope
 from hintloop_rollout_proxy.linking.normal_form import words_of
 from hintloop_rollout_proxy.linking.verdicts import Relation, Verdict
@@ -100,7 +100,7 @@ class Placer:
     def _side(self, node: Node, reading: Reading, verdict: Verdict) -> None:
         self._board.set_aside(node, verdict.other)
         if verdict.echo is not None:
-            node.carried = without_instruction(reading.after(verdict.echo.position))
+            node.carried = reading.after(verdict.echo.position)
 
     def _follows(self, node: Node, reading: Reading, verdict: Verdict) -> None:
         other = verdict.other
@@ -214,7 +214,7 @@ class Placer:
             if event.kind is not Kind.RESULT and is_retold(summary.reply, f" {' '.join(words_of(event.text))} "):
                 last = event.item
         after = reading.after(last)
-        carried = summary.carried if summary.about is parent else b"[]"
+        carried = without_instruction(summary.carried) if summary.about is parent else b"[]"
         if after == b"[]" and carried == b"[]":
             return reading.after(last - 1)
         if b"[]" in (after, carried):
@@ -255,7 +255,7 @@ class Placer:
         """``rival`` and what continued it were no turns of the main line."""
         if parent.next is not None and parent.next.node is rival:
             state = parent.next.next_state
-            rival.carried = without_instruction(state) if state else b"[]"
+            rival.carried = state or b"[]"
             parent.next = None
         following: Node | None = rival
         while following is not None and not following.side:

@@ -56,8 +56,10 @@ def is_doubtful(node: Node, reading: Reading, parent: Node) -> bool:
 
 def was_detour(side: Node, reading: Reading, start: int, *, retold: bool = False) -> bool:
     """Whether ``side``, taken for a turn, only made a summary or a plan: its answer stands before ``start``, what it
-    asked does not; and it was asked by other means than the turns around it, or what was before it is gone. ``retold``: the answer stands inside
-    a text of somebody else's, so that only what was asked last must be missing."""
+    asked does not; and it was asked by other means than the turns around it, or what was before it is gone.
+
+    ``retold``: the answer stands inside another's text, so that only what was asked last must be missing.
+    """
     parent = side.parent
     if parent is None or not side.continues or not side.tail:
         return False

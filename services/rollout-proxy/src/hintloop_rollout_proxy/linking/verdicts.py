@@ -67,7 +67,7 @@ class Classifier:
             self._attempt()
             or self._by_echo()
             or self._by_result()
-            or self._unechoed(0)
+            or self._extends()
             or self._sub_agent()
             or self._telling()
             or self._summarised()
@@ -123,6 +123,11 @@ class Classifier:
         if self._may_be_side and sides.is_aside(node, reading, parent):
             return Verdict(Relation.SIDE, parent, echo=echo)
         return Verdict(Relation.CONTINUES, parent, echo.position, echo)
+
+    def _extends(self) -> Verdict | None:
+        """An earlier request with more words: a reaction to its answer, or what is left after a summary."""
+        extended = self._unechoed(0)
+        return None if extended is None else self._summarised() or extended
 
     def _by_result(self) -> Verdict | None:
         """The newest tool result whose call is known, though it is not in the transcript."""
