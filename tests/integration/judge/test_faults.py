@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hintloop_contract import worker
 from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import JudgedTurn
 from hintloop_contract.redis_broker import RedisBroker
@@ -31,7 +32,10 @@ async def judging(broker: RedisBroker, engine: StandInEngine, **changes: Any) ->
     working = asyncio.create_task(run_worker(deps, stop))
     yield
     stop.set()
-    await working
+    # It would only wait for the end of its reading.
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
 
 
 @dataclass
@@ -87,12 +91,15 @@ AWAY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", AWAY)
-async def test_an_engine_that_is_away_costs_no_turn(broker: RedisBroker, engine: StandInEngine, fault: str) -> None:
+async def test_an_engine_that_is_away_costs_no_turn(
+    broker: RedisBroker, engine: StandInEngine, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(worker, "MAX_BACKOFF_S", 0.3)
     for name, value in AWAY[fault].items():
         setattr(engine, name, value)
     await link(broker, "turn-a", "Too long, turn-a.", ANSWER)
     async with judging(broker, engine):
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.2)
         assert (await broker.counts(TURNS)).length == 1
         assert (await broker.counts(JUDGED)).length == 0
         assert (await broker.counts(DEAD)).length == 0
