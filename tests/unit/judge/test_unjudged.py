@@ -24,6 +24,10 @@ NOTICES = [
     "TypeError: fetch failed".removeprefix("TypeError: "),
     "openai.APITimeoutError: Request timed out.",
     "AbortError: The user aborted a request.",
+    "请求超时。",
+    "[请求已被用户中断]",
+    "错误\uff1a连接已断开\uff0c请稍后重试",
+    "用户已取消",
 ]
 WORDS = [
     "Why does my request time out after 5 seconds? Use a longer timeout next time.",
@@ -35,6 +39,9 @@ WORDS = [
     "Error: you forgot the header",
     "Reset the counter.",
     "Lost",
+    "我的请求总是超时\uff0c怎么办\uff1f",
+    "取消第二步。",
+    "请中断连接。",
     "[Request interrupted by user]\nNo, use the staging server.",
 ]
 OUTPUTS = [

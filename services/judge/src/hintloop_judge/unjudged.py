@@ -38,6 +38,10 @@ _SETTING = re.compile(r"[\w.-]*\s*[:=]\s*[\d.]+\s*\w{0,2}$")
 _REFUSED_USE = re.compile(r"the user doesn't want to (?:proceed|take this action)\b")
 _BY_USER = re.compile(r"\b(?:interrupted|cancel+ed|aborted|rejected|denied) by (?:the )?user\b")
 _RUN_TIMED_OUT = re.compile(r"\btimed out(?: (?:after|in) [\d.]+ ?\w{0,10}| waiting\b.{0,60})?\W{0,5}$")
+_CHINESE_NOTICE = re.compile(
+    r"\W*(?:错误|提示|系统)?\W*(?:api|本次)?(?:请求|连接|操作|命令|生成|任务|回答|网络|执行|工具调用)?(?:已经?)?(?:被用户|用户已?|被)?"
+    r"(?:超时|中断|取消|断开|终止|中止)(?:了|连接)?\W*(?:请稍后)?(?:再试|重试)?\W*"
+)
 _FLAGS = ("timed_out", "timedOut", "timeout", "interrupted", "cancelled", "canceled", "aborted")
 _MESSAGES = ("error", "message", "detail", "stderr", "status")
 
@@ -63,6 +67,8 @@ def is_notice(text: str) -> bool:
     if _RAISED.match(shown) and "\n" not in shown:
         return True
     lowered = shown.lower()
+    if _CHINESE_NOTICE.fullmatch(lowered):
+        return True
     if _REFUSED_USE.match(lowered) or lowered.rstrip(".! ") in ("fetch failed", "socket hang up"):
         return True
     if _SYSTEM_ERROR.search(shown):
