@@ -23,7 +23,8 @@ async def test_routes_judge_as_the_stream_does() -> None:
         for route in ("scores", "hints"):
             reply = (await http.post(f"/v1/{route}", json=stopped)).json()
             assert (reply[route[:-1]], reply["votes"], reply["failed"]) == (None, [], False)
-        for broken in ({**BODY, "next_state": []}, {**BODY, "extra": 1}, {"messages": []}):
+        bodies: list[dict[str, object]] = [{**BODY, "next_state": []}, {**BODY, "extra": 1}, {"messages": []}]
+        for broken in bodies:
             reply = await http.post("/v1/scores", json=broken)
             assert reply.status_code == 422
         assert (await http.get("/v1/prm")).json()["judge"]["asks"] == ["hint"]

@@ -131,8 +131,10 @@ class ChatEndpoint:
             except _TransientError as error:
                 raise DependencyError(DEPENDENCY, str(error)) from error
             except OpenedState as error:
+                # The circuit raises one and the same error while it is open, which would gather every caller's frames.
+                error.__traceback__ = None
                 detail = f"{self.url}: left alone for {self._section.circuit_open_s:g} s after failures in a row"
-                raise DependencyError(DEPENDENCY, detail) from error
+                raise DependencyError(DEPENDENCY, detail) from None
 
     async def _tries(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         retrying = AsyncRetrying(
