@@ -20,7 +20,7 @@ from hintloop_rollout_proxy.linking.normal_form import words_of
 from hintloop_rollout_proxy.linking.verdicts import Relation, Verdict
 
 #: Openings that may show as side calls of a later one: how many of a client.
-MAX_SUSPECTS = 64
+MAX_SUSPECTS = 256
 #: Characters of such an opening that are looked at.
 SUSPECT_LENGTH = 20_000
 #: Share of a turn's events below which what follows it was rewritten, and stands in a new segment.
@@ -69,7 +69,7 @@ class Placer:
         self._open(node, reading, verdict)
         if reading.sequence is None:
             self._find_titles(node, reading)
-            if node.tail and not node.identity.sub_agent:
+            if node.tail and not node.tools and not node.identity.sub_agent:
                 words = f" {' '.join(words_of(reading.texts(Kind.USER)[:SUSPECT_LENGTH]))} "
                 suspects = self._suspects.setdefault(node.scope, deque(maxlen=MAX_SUSPECTS))
                 suspects.append((node, words))

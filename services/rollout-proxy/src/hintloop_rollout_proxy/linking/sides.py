@@ -170,17 +170,27 @@ def is_title_of(side: Node, side_words: str, main: Node, reading: Reading) -> bo
 
 
 def find_summary(index: Index, node: Node, reading: Reading, alive: Alive) -> Node | None:
-    """The newest side call whose answer stands in the request's texts; also one that was taken for a turn."""
+    """The side call whose answer stands in the request's texts, also one that was taken for a turn; of several the
+    newest of those that have most in common with the request."""
     if not index.has(node.scope, "words:answer"):
         return None
     words = words_in(reading, Kind.USER, Kind.ANSWER)
-    quoted = index.quoted(node.scope, "answer", words.openings) + index.quoted(node.scope, "passage", words.openings)
-    for found in quoted:
-        if found is node or not alive(found) or found.identity.bars(node.identity):
-            continue
-        if found.reply.telling and is_retold(found.reply, words.text) and _made_summary(found, node, reading):
-            return found
-    return None
+    best: tuple[tuple[bool, float, int], Node] | None = None
+    for what in ("answer", "passage"):
+        for found in index.quoted(node.scope, what, words.openings):
+            if found is node or not alive(found) or found.identity.bars(node.identity) or not found.reply.telling:
+                continue
+            if is_retold(found.reply, words.text) and _made_summary(found, node, reading):
+                about = found if found.about is None else found.about
+                common = max(common_share(each.hashes, reading.hashes) for each in (found, about))
+                rank = (_is_same_line(found, node), common, found.number)
+                if best is None or rank > best[0]:
+                    best = rank, found
+    return None if best is None else best[1]
+
+
+def _is_same_line(found: Node, node: Node) -> bool:
+    return found.identity.line is not None and found.identity.line == node.identity.line
 
 
 def _made_summary(found: Node, node: Node, reading: Reading) -> bool:
