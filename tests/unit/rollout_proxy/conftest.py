@@ -22,6 +22,8 @@ from hintloop_rollout_proxy.deps import ProxyDeps
 from hintloop_rollout_proxy.wiring import make_deps, make_server, running
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
+#: Header by which the fake engine tells an agent's request from the probe's.
+AGENT = "x-agent"
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -92,8 +94,10 @@ class FakeEngine:
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
-    async def completions(self, request: web.Request) -> web.Response:
+    async def completions(self, request: web.Request) -> web.StreamResponse:
         """vLLM's side of the probe: scores of -2 nats a token, sampled ones halved when tempered."""
+        if AGENT in request.headers:
+            return await self.chat(request)
         self.num_probes += 1
         await self.probes_may_end.wait()
         asked = await request.json()
@@ -110,8 +114,10 @@ class FakeEngine:
         choice = {"prompt_token_ids": [5, 6], "token_ids": self.sampled_ids, "logprobs": logprobs}
         return web.json_response({"choices": [choice]})
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         """SGLang's side of the probe."""
+        if AGENT in request.headers:
+            return await self.chat(request)
         self.num_probes += 1
         await self.probes_may_end.wait()
         asked = await request.json()
@@ -177,8 +183,12 @@ class RunningProxy:
 
     async def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
         """POST a chat completion; status and body."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.post(self.url + "/v1/chat/completions", json=body, headers=named) as response:
+        return await self.post("/v1/chat/completions", body, **headers)
+
+    async def post(self, path: str, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
+        """POST to any path; status and body."""
+        named = {AGENT: "1", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        async with self.session.post(self.url + path, json=body, headers=named) as response:
             return response.status, await response.read()
 
 

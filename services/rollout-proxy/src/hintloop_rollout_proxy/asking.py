@@ -15,6 +15,7 @@ import msgspec
 from hintloop_rollout_proxy.engines import Dialect, reader_of
 from hintloop_rollout_proxy.engines.dialect import CHAT, NOTHING, Extension, Fields, Headers, Reader
 from hintloop_rollout_proxy.engines.native import NativeReader
+from hintloop_rollout_proxy.upstream import Engine
 
 #: Statuses by which an engine may reject what only we asked for, or a form that it does not take.
 REJECTED = (400, 422)
@@ -47,37 +48,39 @@ class Question:
     """``fields`` as the client wrote them, where nothing was changed."""
 
 
-def ways_of(
-    question: Question, dialect: Dialect, engine_model: str | None, public_model: str, mends_first: bool
-) -> Iterator[Ask]:
-    """Every way of asking. ``engine_model`` is the engine's own name of the model; ``mends_first``: the engine is
-    known to reject forms that mending changes."""
+def ways_of(question: Question, dialect: Dialect, engine: Engine, public_model: str) -> Iterator[Ask]:
+    """Every way of asking ``engine``, which serves under a name of its own what agents call ``public_model``."""
     fields, api, body = question.fields, question.api, question.body
-    model = None if engine_model is None else msgspec.Raw(msgspec.json.encode(engine_model))
+    model = None if engine.model is None else msgspec.Raw(msgspec.json.encode(engine.model))
     if model is not None and fields.get("model", model) != model:
         fields, body = {**fields, "model": model}, None
     if api is None:
-        yield Ask(body or msgspec.json.encode(fields), (), NativeReader(engine_model, public_model), written=True)
+        yield Ask(body or msgspec.json.encode(fields), (), NativeReader(engine.model, public_model), written=True)
         return
-    mended = mend(fields) if api == CHAT and mends_first else None
+    mended = mend(fields) if api == CHAT and engine.wants_mended else None
     if mended is not None:
-        yield _extended(mended, question, dialect, public_model, mended)
+        yield _extended(mended, question, dialect, engine, public_model, mended)
     if question.trainable:
-        yield _extended(fields, question, dialect, public_model, None)
+        yield _extended(fields, question, dialect, engine, public_model)
     yield Ask(body or msgspec.json.encode(fields), (), reader_of(api, NOTHING, public_model), written=True)
     mended = mend(fields) if api == CHAT and mended is None else None
     if mended is not None:
-        yield _extended(mended, question, dialect, public_model, mended)
+        yield _extended(mended, question, dialect, engine, public_model, mended)
 
 
 def _extended(
-    fields: Fields, question: Question, dialect: Dialect, public_model: str, mended: Fields | None
+    fields: Fields,
+    question: Question,
+    dialect: Dialect,
+    engine: Engine,
+    public_model: str,
+    mended: Fields | None = None,
 ) -> Ask:
     assert question.api is not None
     more = dict(fields)
     found = dialect.extend(question.api, more, question.headers) if question.trainable else None
     extension = found or Extension(NOTHING)
-    reader = reader_of(question.api, extension.hidden, public_model)
+    reader = reader_of(question.api, extension.hidden, public_model, engine.fingerprint)
     return Ask(msgspec.json.encode(more), extension.headers, reader, mended=mended)
 
 

@@ -103,6 +103,7 @@ class EngineWatch:
 
     def _forget(self, engine: Engine, look: Look) -> None:
         engine.model, engine.behaviour_space, engine.defaults_neutral = None, None, False
+        engine.fingerprint, engine.wants_mended = None, False
         look.probe_at, look.wait_s = 0.0, PROBE_AGAIN_S
         if look.probing is not None:
             look.probing.cancel()
@@ -120,7 +121,8 @@ class EngineWatch:
             look.probe_at, look.wait_s = time.monotonic() + look.wait_s, min(2 * look.wait_s, PROBE_AGAIN_MAX_S)
         else:
             engine.model, engine.behaviour_space = facts.model, facts.behaviour_space
-            engine.defaults_neutral, look.failure = facts.defaults_neutral, None
+            engine.defaults_neutral, engine.fingerprint = facts.defaults_neutral, facts.fingerprint
+            look.failure = None
             log.info("engine known", url=engine.url, **_known(engine))
         finally:
             if look.probing is me:

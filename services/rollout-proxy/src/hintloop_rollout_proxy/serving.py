@@ -224,7 +224,7 @@ class Handler:
         deps = self._deps
         passed = request_headers(job.raw_headers, deps.engine_key)
         met: tuple[int, RawHeaders, bytes] | None = None
-        for ask in ways_of(job.question, deps.dialect, engine.model, self._public_model, engine.wants_mended):
+        for ask in ways_of(job.question, deps.dialect, engine, self._public_model):
             headers = [*passed, *ask.headers] if ask.headers else passed
             job.timing.ask()
             async with deps.pool.request(engine, "POST", job.path, headers, ask.body) as response:

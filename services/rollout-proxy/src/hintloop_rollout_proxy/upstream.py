@@ -50,6 +50,8 @@ class Engine:
     healthy: bool = False
     model: str | None = None
     behaviour_space: str | None = None
+    fingerprint: str | None = None
+    """Its ``system_fingerprint``, where it has one."""
     wants_mended: bool = False
     """Whether it rejected a chat's form that ``asking.mend`` changes, and took the other."""
     defaults_neutral: bool = False

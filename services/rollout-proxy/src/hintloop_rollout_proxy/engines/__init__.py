@@ -16,8 +16,8 @@ def dialect_of(engine: str) -> Dialect:
     return VllmDialect() if engine == "vllm" else SglangDialect()
 
 
-def reader_of(api: str, hidden: Hidden, public_model: str) -> Reader:
-    """A reader for one answer of an API that can carry exact ids."""
+def reader_of(api: str, hidden: Hidden, public_model: str, fingerprint: str | None = None) -> Reader:
+    """A reader for one answer of an API that can carry exact ids, by an engine with that ``system_fingerprint``."""
     if api == GENERATE:
-        return GenerateReader(hidden, public_model)
-    return TextReader(hidden, public_model) if api == COMPLETIONS else ReplyReader(hidden, public_model)
+        return GenerateReader(hidden)
+    return (TextReader if api == COMPLETIONS else ReplyReader)(hidden, public_model, fingerprint)

@@ -65,6 +65,8 @@ class Hidden:
     """What of a ``sglext`` member that the client asked for it did not ask for."""
     usage: bool = False
     """Whether a chunk of nothing but usage is ours."""
+    stamped: bool = False
+    """Whether, without usage, the engine would have put its ``system_fingerprint`` on chunks that end a choice."""
     bare_deltas: bool = False
     """Whether a chunk whose delta says nothing exists only because we asked for more."""
 

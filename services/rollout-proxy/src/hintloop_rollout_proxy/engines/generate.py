@@ -65,7 +65,7 @@ def decode_pieces(data: bytes) -> tuple[bytes, list[Piece]]:
 class GenerateReader:
     """Reads one answer of ``/generate``."""
 
-    def __init__(self, hidden: Hidden, public_model: str) -> None:
+    def __init__(self, hidden: Hidden) -> None:
         """Hide what ``hidden`` says; there is no model name in these answers."""
         self.answer = Answer()
         self._hidden = hidden

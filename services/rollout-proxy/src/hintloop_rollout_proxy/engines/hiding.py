@@ -50,6 +50,12 @@ def hide_ids(data: bytes, nulled: bool) -> bytes | None:
 
 
 @lru_cache(64)
+def stamp_of(fingerprint: str) -> bytes:
+    """The member that says an engine's fingerprint."""
+    return b'"system_fingerprint":' + msgspec.json.encode(fingerprint)
+
+
+@lru_cache(64)
 def _model_members(model: str, public_model: str) -> tuple[bytes, bytes]:
     return b'"model":' + msgspec.json.encode(model), b'"model":' + msgspec.json.encode(public_model)
 

@@ -38,11 +38,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """``model`` as served; ``behaviour_space`` as in ``Capture``; ``defaults_neutral``: proven to add nothing."""
+    """``model`` as served; ``behaviour_space`` as in ``Capture``; ``defaults_neutral``: proven to add nothing;
+    ``fingerprint``: the ``system_fingerprint`` of its answers, if they have one."""
 
     model: str
     behaviour_space: str
     defaults_neutral: bool = False
+    fingerprint: str | None = None
 
 
 class Health(Enum):
@@ -70,6 +72,7 @@ class EngineProbe:
         self._url = url
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._fingerprint: str | None = None
 
     async def health(self) -> Health:
         """How ``/health`` answers."""
@@ -105,7 +108,8 @@ class EngineProbe:
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise ProbeError(f"{self._url} gave scores of an unknown shape: {error!r}") from error
             if space is not None:
-                return EngineFacts(model, space, await self._defaults_neutral(engine, model, space))
+                neutral = await self._defaults_neutral(engine, model, space)
+                return EngineFacts(model, space, neutral, self._fingerprint)
             seen.append(f"{difference:.3f}")
         raise ProbeError(f"{self._url}: log-probabilities differ by {', '.join(seen)} nats; raw or after temperature?")
 
@@ -144,7 +148,8 @@ class EngineProbe:
     async def _vllm(self, model: str, prompt: str) -> Scores:
         sampling = {"temperature": TEMPERATURE, "top_p": 1.0, "seed": 7, "ignore_eos": True}
         ask = {"model": model, "prompt": prompt, "max_tokens": NUM_TOKENS, "logprobs": 0, "return_token_ids": True}
-        choice = (await self._call("POST", "/v1/completions", ask | sampling))["choices"][0]
+        answer = await self._call("POST", "/v1/completions", ask | sampling)
+        self._fingerprint, choice = answer.get("system_fingerprint"), answer["choices"][0]
         prompt_ids, ids = choice["prompt_token_ids"], choice["token_ids"]
         score = {"model": model, "prompt": prompt_ids + ids, "max_tokens": 1, "prompt_logprobs": 0}
         entries = (await self._call("POST", "/v1/completions", score))["choices"][0]["prompt_logprobs"]

@@ -21,6 +21,7 @@ from hintloop_rollout_proxy.engines.hiding import (
     hide_slowly,
     hide_unread,
     rename_model,
+    stamp_of,
 )
 from hintloop_rollout_proxy.engines.reply import (
     NOTHING_SAID,
@@ -45,17 +46,18 @@ from hintloop_rollout_proxy.engines.reply import (
     text_decoder,
     text_logprobs_decoder,
 )
-from hintloop_rollout_proxy.engines.splice import remove_member
+from hintloop_rollout_proxy.engines.splice import add_member, remove_member
 
 
 class ReplyReader:
     """Reads one answer of a chat; :class:`TextReader` is its like for completions."""
 
-    def __init__(self, hidden: Hidden, public_model: str) -> None:
-        """Hide what ``hidden`` says."""
+    def __init__(self, hidden: Hidden, public_model: str, fingerprint: str | None = None) -> None:
+        """Hide what ``hidden`` says; ``fingerprint`` is the engine's, where it has one."""
         self.answer = Answer()
         self._hidden = hidden
         self._public_model = public_model
+        self._stamp = stamp_of(fingerprint) if hidden.stamped and fingerprint is not None else None
         self._hides_ids = "token_ids" in hidden.choice
         self._read_chunk: Callable[[bytes], Chunk | TextChunk] = chunk_decoder.decode
 
@@ -76,6 +78,8 @@ class ReplyReader:
         if seen.token_ids is not None and self._hides_ids:
             hidden = hide_ids(out, self._hidden.nulled)
             out = hide_slowly(out, self._hidden) if hidden is None else hidden
+        if seen.finish_reason is not None and self._stamp is not None:
+            out = add_member(out, self._stamp)
         return out if chunk.model == self._public_model else rename_model(out, chunk.model, self._public_model)
 
     def _take_chunk(
@@ -120,7 +124,9 @@ class ReplyReader:
         self._take_reply_ids(reply)
         if bare or (not reply.choices and self._is_ours(reply, usage)):
             return None
-        return self._strip(data, reply)
+        out = self._strip(data, reply)
+        ended = any(seen.finish_reason is not None for seen in reply.choices)
+        return add_member(out, self._stamp) if ended and self._stamp is not None else out
 
     def body(self, data: bytes) -> bytes:
         """Read a whole answer; see ``Reader.body``."""
@@ -285,9 +291,9 @@ class ReplyReader:
 class TextReader(ReplyReader):
     """Reads one answer of a completion; its text stands as an assistant message's content."""
 
-    def __init__(self, hidden: Hidden, public_model: str) -> None:
-        """Hide what ``hidden`` says."""
-        super().__init__(hidden, public_model)
+    def __init__(self, hidden: Hidden, public_model: str, fingerprint: str | None = None) -> None:
+        """Like :class:`ReplyReader`."""
+        super().__init__(hidden, public_model, fingerprint)
         self._read_chunk = text_chunk_decoder.decode
 
     def _grow(self, choice: Choice, seen: ReplyChoice) -> bool:

@@ -1,4 +1,4 @@
-"""Cuts members out of JSON text without re-serialising the rest, so that what stays is byte for byte the engine's.
+"""Cuts members out of (or adds one to) JSON text without re-serialising the rest, so that what stays is byte for byte the engine's.
 
 A quoted key followed by a colon cannot occur inside a JSON string (its quotes would be escaped), so a member is
 found by plain search. Engines write compact JSON; a text in any other layout is re-serialised instead, and so is one
@@ -38,6 +38,12 @@ def remove_member(data: bytes, key: bytes, value: bytes, times: int = 1) -> byte
             end += 1
         data = data[:start] + data[end:]
     return data
+
+
+def add_member(data: bytes, member: bytes) -> bytes:
+    """The JSON object ``data`` with one more member at its end."""
+    end = data.rstrip()
+    return b"%b,%b}" % (end[:-1], member) if end.endswith(b"}") else data
 
 
 def _places(data: bytes, key: bytes, value: bytes) -> list[int]:

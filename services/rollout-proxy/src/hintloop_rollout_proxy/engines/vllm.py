@@ -52,6 +52,7 @@ class VllmDialect:
             choice=() if ids else inside,
             reply=() if ids else beside,
             usage=not usage,
+            stamped=not usage,
             bare_deltas=not logprobs and not ids,
         )
         return Extension(hidden)
