@@ -10,7 +10,7 @@ from hintloop_teacher.forced import RawScores
 
 def score_of(previous: int, token: int) -> float:
     """A log-probability, different for every pair."""
-    return -0.5 - ((previous * 31 + token * 17) % 997) / 100
+    return -8.0 - ((previous * 31 + token * 17) % 997) / 100
 
 
 class FakeDialect(NoCandidates):
@@ -37,8 +37,11 @@ class FakeDialect(NoCandidates):
         values: list[float | None] = list(scores[len(prompt_ids) - 1 :])
         if self.value is None:
             values[-1] = None
-        rows = [[(k, -3.0 - k) for k in range(top_k)] for _ in response_ids] if top_k else None
-        return RawScores(list(response_ids), values, rows)
+        rows = [
+            [(k, value if k == token and value else -3.0 - k) for k in range(top_k)]
+            for token, value in zip(response_ids, values, strict=True)
+        ]
+        return RawScores(list(response_ids), values, rows if top_k else None)
 
     async def encode(self, model: str, text: str) -> list[int] | None:
         return None

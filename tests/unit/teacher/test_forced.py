@@ -57,6 +57,17 @@ def test_candidates_are_ordered_and_complete() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "token", "words"),
+    [(-1.4, 4, "another log-probability among"), (-1.0, 5, "more likely than a candidate")],
+)
+def test_candidates_of_another_place(value: float, token: int, words: str) -> None:
+    rows = [[(7, -3.0), (9, -0.5), (4, -1.5)]]
+    with pytest.raises(MisalignedError, match=f"response token 0 .*{words}"):
+        check_scores(raw([value], [token], rows), [token], 3)
+    assert check_scores(raw([-3.0005], [5], rows), [5], 3).topk_ids is not None
+
+
+@pytest.mark.parametrize(
     "rows",
     [
         None,

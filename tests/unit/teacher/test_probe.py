@@ -15,7 +15,7 @@ from hintloop_teacher.http import EngineClient, Patience
 from hintloop_teacher.probe import ProbeReport, probe
 from hintloop_teacher.scoring import ForcedScorer
 
-from .engines_on_the_wire import SIZE, WireEngine, chat_ids, logprobs_after, score_of, served
+from tests.scripted.scoring_engine import SIZE, WireEngine, chat_ids, logprobs_after, score_of, served
 
 
 class Vocabulary:

@@ -20,6 +20,8 @@ from hintloop_teacher.errors import MisalignedError, MissingError
 POSITIVE_NOISE = 1e-6
 #: vLLM writes this where a log-probability is missing or minus infinity.
 PLACEHOLDER = -9999.0
+#: Two readings of one forward pass differ by rounding alone.
+SAME_ROW_TOLERANCE = 1e-3
 #: How far the K candidates' mass may exceed 1 by rounding.
 MASS_NOISE = 1e-3
 #: A tail lighter than float32 can tell from none has this log-mass; it stands for "at most 2^-24".
@@ -82,6 +84,7 @@ def check_scores(raw: RawScores, response_ids: Sequence[int], top_k: int) -> For
     if top_k == 0:
         return ForcedScores(logprobs)
     ids, values = _candidates(raw, len(response_ids), top_k)
+    _check_rows(np.asarray(raw.logprobs, dtype=np.float64), response_ids, ids, values)
     return ForcedScores(logprobs, ids, values.astype(np.float32), tail_logprobs(values))
 
 
@@ -140,6 +143,28 @@ def _candidates(raw: RawScores, num_tokens: int, top_k: int) -> tuple[NDArray[np
     logprobs_TK = np.asarray([[value for _, value in row] for row in rows], dtype=np.float64)
     order_TK = np.argsort(-logprobs_TK, axis=1, kind="stable")
     return np.take_along_axis(ids_TK, order_TK, axis=1), np.take_along_axis(logprobs_TK, order_TK, axis=1)
+
+
+def _check_rows(
+    logprobs_T: NDArray[np.float64],
+    response_ids: Sequence[int],
+    ids_TK: NDArray[np.int32],
+    values_TK: NDArray[np.float64],
+) -> None:
+    """A token that is a candidate has the same value there; one that is none is not above the last of them.
+
+    Raises:
+        MisalignedError: the candidates are not of the place of their token.
+    """
+    among_TK = ids_TK == np.asarray(response_ids, dtype=np.int64)[:, None]
+    differs_T = (among_TK & (np.abs(values_TK - logprobs_T[:, None]) > SAME_ROW_TOLERANCE)).any(axis=1)
+    above_T = ~among_TK.any(axis=1) & (logprobs_T > values_TK[:, -1] + SAME_ROW_TOLERANCE)
+    for wrong_T, words in (
+        (differs_T, "has another log-probability among the candidates"),
+        (above_T, "is more likely than a candidate and none itself"),
+    ):
+        if wrong_T.any():
+            raise MisalignedError(f"response token {int(wrong_T.argmax())} {words}: they are of different places")
 
 
 def tail_logprobs(topk_logprobs_TK: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -33,12 +33,16 @@ def score_of(previous: int, token: int) -> float:
 
 @dataclass
 class WireEngine:
-    """``kind``: ``vllm``, ``sglang``, ``completions`` or ``chat``. ``max_top_k``: more is refused. ``texts``: what its
-    tokenize route makes of a text, by default code points below SIZE."""
+    """``kind``: ``vllm``, ``sglang``, ``completions`` or ``chat``. ``max_top_k``: more is refused.
+
+    ``wrong_from``: flaws of the numbers show only in sequences of at least so many tokens, so that a probe passes.
+    As a policy engine it renders messages as ``<role>content;`` and adds ``<assistant>``.
+    """
 
     kind: str
     max_top_k: int = 20
-    context: int = 256
+    context: int = 512
+    wrong_from: int = 0
     url: str = ""
     flaws: set[str] = field(default_factory=set)
     paths: list[str] = field(default_factory=list)
@@ -83,8 +87,13 @@ class WireEngine:
             return {"data": [row]}
         if path in ("/tokenize", "/v1/tokenize") and self.kind in ("vllm", "sglang"):
             shift = 1 if "other tokenizer" in self.flaws else 0
-            return {"tokens": [(ord(char) + shift) % SIZE for char in body["prompt"]]}
+            text = self._rendered(body) if "messages" in body else body["prompt"]
+            return {"tokens": [(ord(char) + shift) % SIZE for char in text if ord(char) < SIZE]}
         return None
+
+    def _rendered(self, body: dict[str, Any]) -> str:
+        text = rendered(body["messages"], generation=body.get("add_generation_prompt", True))
+        return f"<system>new;{text}" if "other template" in self.flaws else text
 
     def _rows(self, ids: list[int], top_k: int, temperature: float) -> list[Any]:
         """Per token ``None`` or ``(value, [(candidate, value)])``, with the flaws of every engine."""
@@ -93,8 +102,11 @@ class WireEngine:
         rows: list[Any] = [None]
         for before, token in itertools.pairwise(ids):
             found = logprobs_after(before, temperature)
-            best = np.argsort(-found)[:top_k]
+            worst_first = "least likely candidates" in self.flaws and len(ids) >= self.wrong_from
+            best = np.argsort(found if worst_first else -found)[:top_k]
             rows.append((float(found[token]), [(int(k), float(found[k])) for k in best]))
+        if len(ids) < self.wrong_from:
+            return rows
         if "shifted" in self.flaws:
             rows = [None, *rows[2:], rows[1]]
         if "short" in self.flaws:
@@ -224,6 +236,12 @@ class WireEngine:
         generated = [{"token": "token_id:1", "logprob": -0.5, "top_logprobs": []}]
         content = [*entries, *generated] if "echoes" in self.flaws else generated
         return {"choices": [{"message": {"content": "x"}, "logprobs": {"content": content}}]}
+
+
+def rendered(messages: list[dict[str, Any]], *, generation: bool = True) -> str:
+    """The template of the policy engine."""
+    text = "".join(f"<{message['role']}>{message['content']};" for message in messages)
+    return text + ("<assistant>" if generation else "")
 
 
 def chat_ids(messages: list[dict[str, Any]]) -> list[int]:
