@@ -313,3 +313,26 @@ async def test_what_is_only_repeated_has_no_next_state(broker: Any) -> None:
     await task._hold_lease()
     await task.step()
     assert (await broker.funnel()).drops == {("link", "no_next_state"): 1}
+
+
+async def test_a_translated_turn_consists_of_the_chat_that_was_asked(broker: Any) -> None:
+    chat = {
+        "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}],
+        "reasoning_effort": "low",
+    }
+    first = {"input": "q", "instructions": "S", "tools": [{"type": "web_search"}]}
+    items = [
+        {"role": "user", "content": "q"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "fine"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "more"}]},
+    ]
+    task = LinkerTask(broker, make_config(), ProxyMetrics())
+    asked = {"api": "responses", "request": json.dumps(first).encode(), "chat_request": json.dumps(chat).encode()}
+    await broker.append(CAPTURES, make_capture("a", **asked))
+    then = {"request": json.dumps(first | {"input": items}).encode(), "start_ms": 2000, "end_ms": 2100}
+    await broker.append(CAPTURES, make_capture("b", **(asked | then)))
+    assert await turns_of(task, broker, 1) == ["a"]
+    record = await broker.get_turn("a")
+    assert json.loads(record.messages) == chat["messages"] and record.tools is None
+    assert json.loads(record.rendering) == {"reasoning_effort": "low"}
+    assert json.loads(record.next_state) == [{"role": "user", "content": "more"}]

@@ -165,6 +165,18 @@ def test_a_link_to_what_may_be_a_side_call_waits_for_hindsight() -> None:
     assert of_kind(linker.flush(), Drop)["flush"].reason == "side"
 
 
+def test_words_alone_make_nobody_a_side_call() -> None:
+    linker = make_linker()
+    told = ("Tell of the fox", "This is answer a.")
+    linker.feed(capture("a", 1000, "Tell of the fox", body={"tools": TOOLS}))
+    assert not of_kind(linker.feed(capture("b", 2000, *told, "Summarise it.", body={"tools": TOOLS})), Link)
+    fork = linker.feed(capture("c", 3000, *told, "And the crow?", body={"tools": TOOLS}))
+    assert of_kind(fork, Placed)["c"].forked and not of_kind(fork, Link)
+    more = (*told, "Summarise it.", "This is answer b.", "Thanks")
+    decisions = linker.feed(capture("d", 4000, *more, body={"tools": TOOLS}))
+    assert {turn_id: link.next_turn_id for turn_id, link in of_kind(decisions, Link).items()} == {"a": "b", "b": "d"}
+
+
 def test_doubt_ends() -> None:
     linker = make_linker(doubt_ms=30_000)
     more_tools = [*TOOLS, {"type": "function", "function": {"name": "g"}}]

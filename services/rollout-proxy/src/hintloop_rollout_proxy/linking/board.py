@@ -102,7 +102,7 @@ class Board:
         self._drop_other_choices(parent)
         if parent.settled:
             return
-        if certain:
+        if certain and not doubtful:
             self.release(parent)
         else:
             wait_ms = self.options.doubt_ms if doubtful else self.options.settle_ms

@@ -143,7 +143,8 @@ class Placer:
             if parent.next is not None and parent.next.node is attempt:
                 same = echo is not None and echo.node is parent
                 next_state = reading.after(echo.position) if same and echo is not None else parent.next.next_state
-                board.attach(parent, node, next_state, certain=parent.next.certain)
+                following = parent.next
+                board.attach(parent, node, next_state, certain=following.certain, doubtful=following.doubtful)
 
     def _continues(self, node: Node, reading: Reading, verdict: Verdict) -> None:
         board, parent, echo = self._board, verdict.other, verdict.echo
@@ -152,8 +153,7 @@ class Placer:
             self._take_back(parent)
         sure = reading.previous_id is not None or (echo is not None and self._is_sure(node, parent, echo))
         doubtful = not reading.previous_id and sides.is_doubtful(node, reading, parent)
-        certain = sure and not doubtful
-        forked = not parent.free and not self._makes_way(parent, node, reading, certain)
+        forked = not parent.free and not self._makes_way(parent, node, reading, sure)
         rival = parent.next.node if parent.next is not None else None
         node.turn_index = parent.turn_index + 1
         if forked or parent.identity.forks(node.identity):
@@ -162,14 +162,14 @@ class Placer:
         else:
             if echo is not None and echo.share < REWRITTEN_SHARE and not echo.exact:
                 self._open_segment(parent)
-            self._settle_older(parent)
+            self._settle_older(parent, node)
             board.enter(node, parent.session, counts=not (rival is not None and not rival.whole))
         if not forked:
             if rival is not None and rival.continues and rival.parent is parent:
                 # It failed, and this is what came in its place.
                 rival.continues, rival.replaced = False, True
                 board.touch(rival)
-            board.attach(parent, node, reading.after(verdict.position), certain=certain, doubtful=doubtful)
+            board.attach(parent, node, reading.after(verdict.position), certain=sure, doubtful=doubtful)
 
     def _is_sure(self, node: Node, parent: Node, echo: Echo) -> bool:
         same_tools = node.tools == parent.tools and (bool(node.tools) or node.system == parent.system)
@@ -179,10 +179,13 @@ class Placer:
         parent.session.segment += 1
         parent.session.num_turns = 0
 
-    def _settle_older(self, parent: Node) -> None:
-        """The line went on past ``parent``, so what its own parent waited for will not come any more."""
+    def _settle_older(self, parent: Node, node: Node) -> None:
+        """The line went on past ``parent``, so what its own parent waited for will not come any more; and a turn that
+        is gone on with as before it was no side call."""
         older = parent.parent
-        if older is not None and older.next is not None and not older.next.doubtful:
+        if older is None or older.next is None or older.next.node is not parent:
+            return
+        if not older.next.doubtful or older.frame_score(node.tools, node.system) == 2:
             self._board.release(older)
 
     def _summarised(self, node: Node, reading: Reading, verdict: Verdict) -> None:
