@@ -52,8 +52,13 @@ _GENERATE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens
 _SHAPING = frozenset((*_PENALTIES, *_FLOATS, *_INTEGERS, *_GRAMMARS, "tool_choice", "response_format", "n"))
 _CHAT_READ = _SHAPING | {"echo"}
 _COMPLETION_READ = _SHAPING | {"echo", "best_of"}
+_CHOOSING = frozenset(("n", "best_of", "use_beam_search"))
+_RECORDED = frozenset((*_FLOATS, *_INTEGERS))
+_CONSTRAINING = frozenset((*_PENALTIES, *_GRAMMARS, "tool_choice", "response_format"))
 _NUMBERS = frozenset((*_FLOATS, *_INTEGERS, *_PENALTIES))
 _SESSION_READ = frozenset(("metadata", *SESSION_MEMBERS))
+#: Digits of the largest double.
+MAX_DIGITS = 308
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 #: No engine makes more choices of one request.
 MAX_CHOICES = 1024
@@ -112,11 +117,10 @@ def too_deep() -> BadRequestError:
 def check_numbers(fields: Fields) -> None:
     """Raise ``BadRequestError`` when a number that an engine would read is no double."""
     for name in fields.keys() & _NUMBERS:
-        try:
-            _float(value_of(fields, name))
-        except OverflowError:
-            digits = len(bytes(fields[name]))
-            raise BadRequestError(f"{name} has {digits} digits, which no engine reads; send a smaller number") from None
+        digits = len(bytes(fields[name]))
+        # Fewer digits are a double, or no number at all.
+        if digits > MAX_DIGITS and isinstance(value_of(fields, name), int):
+            raise BadRequestError(f"{name} has {digits} digits, which no engine reads; send a smaller number")
 
 
 def value_of(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
@@ -136,9 +140,13 @@ def values_of(fields: Mapping[str, msgspec.Raw], names: frozenset[str]) -> dict[
     """Those of ``names`` that are there and not null; one that cannot be read is its own text."""
     values = {}
     for name in fields.keys() & names:
-        value = value_of(fields, name)
-        if value is None and fields[name] != RAW_NULL:
-            value = bytes(fields[name]).decode(errors="replace")
+        raw = fields[name]
+        try:
+            value = _decoder.decode(raw)
+        except msgspec.DecodeError:
+            value = bytes(raw).decode(errors="replace")
+        except RecursionError:
+            raise too_deep() from None
         if value is not None:
             values[name] = value
     return values
@@ -204,10 +212,8 @@ def _integer(value: Any) -> int | None:
 
 def _odd_sampling(values: Values) -> str | None:
     """What a sampling parameter says that cannot be recorded as the number it is, or ``None``."""
-    for name in (*_FLOATS, *_INTEGERS):
-        value = values.get(name)
-        if value is None:
-            continue
+    for name in values.keys() & _RECORDED:
+        value = values[name]
         if (_float(value) if name in _FLOATS else _integer(value)) is None:
             kind = "a number" if name in _FLOATS else "an integer of 64 bits"
             return f"{name} = {_shown(value)} is not {kind}"
@@ -215,6 +221,8 @@ def _odd_sampling(values: Values) -> str | None:
 
 
 def _odd_choices(values: Values) -> str | None:
+    if values.keys().isdisjoint(_CHOOSING):
+        return None
     choices = values.get("n", 1)
     if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= MAX_CHOICES:
         return f"n = {_shown(choices)} is no number of choices"
@@ -247,6 +255,8 @@ def _sampling(values: Values) -> Sampling:
 
 def _is_constrained(values: Values) -> bool:
     """Whether a grammar, forced tool choice, logit bias or penalty shapes the distribution."""
+    if values.keys().isdisjoint(_CONSTRAINING):
+        return False
     if any(values[name] for name in values.keys() & _GRAMMARS):
         return True
     for name in values.keys() & _PENALTIES.keys():

@@ -15,8 +15,6 @@ from hintloop_rollout_proxy.engines.splice import remove_member, replace_member,
 #: What reading JSON of an unexpected shape may raise.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 
-_IDS, _IDS_NULL = b'"token_ids":[', b'"token_ids":null'
-
 
 def hide_members(data: bytes, members: Iterable[tuple[str, msgspec.Raw]], nulled: bool) -> bytes | None:
     """``data`` without members, each given with its value; ``None`` when one is not found as it should be."""
@@ -38,15 +36,15 @@ def hide_one(data: bytes, name: str, value: msgspec.Raw, nulled: bool) -> bytes 
     return remove_member(data, name.encode(), bytes(value))
 
 
-def hide_ids(data: bytes, nulled: bool) -> bytes | None:
-    """:func:`hide_one` for the ``token_ids`` of a single choice, found by its own brackets."""
-    start = data.find(_IDS)
+def hide_ids(data: bytes, name: bytes, nulled: bool) -> bytes | None:
+    """:func:`hide_one` for a list of ids that is there once, found by its own brackets."""
+    key = b'"%b":[' % name
+    start = data.find(key)
     end = data.find(b"]", start) + 1
-    if start < 0 or end <= 0 or data.find(_IDS, end) >= 0:
+    if start < 0 or end <= 0 or data.find(key, end) >= 0:
         return None
-    if nulled:
-        return b"%b%b%b" % (data[:start], _IDS_NULL, data[end:])
-    return remove_member(data, b"token_ids", data[start + len(_IDS) - 1 : end])
+    value = start + len(key) - 1
+    return b"%bnull%b" % (data[:value], data[end:]) if nulled else remove_member(data, name, data[value:end])
 
 
 @lru_cache(64)

@@ -45,6 +45,7 @@ from hintloop_rollout_proxy.engines.reply import (
     text_chunk_decoder,
     text_decoder,
     text_logprobs_decoder,
+    whole_decoder,
 )
 from hintloop_rollout_proxy.engines.splice import add_member, remove_member
 
@@ -76,8 +77,7 @@ class ReplyReader:
             return None
         out = rest if self._hidden.logprobs else data
         if seen.token_ids is not None and self._hides_ids:
-            hidden = hide_ids(out, self._hidden.nulled)
-            out = hide_slowly(out, self._hidden) if hidden is None else hidden
+            out = hide_ids(out, b"token_ids", self._hidden.nulled) or hide_slowly(out, self._hidden)
         if seen.finish_reason is not None and self._stamp is not None:
             out = add_member(out, self._stamp)
         return out if chunk.model == self._public_model else rename_model(out, chunk.model, self._public_model)
@@ -131,26 +131,42 @@ class ReplyReader:
     def body(self, data: bytes) -> bytes:
         """Read a whole answer; see ``Reader.body``."""
         rest, logprobs_text = cut_logprobs(data)
-        if logprobs_text is not None:
-            try:
-                logprobs = self._read_logprobs(logprobs_text)
-                rest, reply = decode_reply(rest)
-            except UNREADABLE:
-                pass
-            else:
-                if len(reply.choices) == 1:
-                    return self._body(rest if self._hidden.logprobs else data, reply, logprobs)
-        data, reply = decode_reply(data)
-        return self._body(data, reply, None)
+        if logprobs_text is None:
+            return self._any_body(data)
+        try:
+            logprobs = self._read_logprobs(logprobs_text)
+            whole = whole_decoder.decode(rest)
+        except msgspec.DecodeError:
+            return self._any_body(data)
+        answer, (seen,) = self.answer, whole.choices
+        choice = answer.choice(seen.index)
+        choice.message_json, choice.finish_reason = bytes(seen.message), seen.finish_reason
+        if not choice.message_json.startswith(b"{"):
+            return self._any_body(data)
+        choice.response_ids, choice.logprobs = seen.token_ids, logprobs
+        answer.response_id, answer.prompt_ids = whole.id, whole.prompt_token_ids
+        answer.usage_completion_tokens = None if whole.usage is None else whole.usage.completion_tokens
+        answer.finished = True
+        out = rest if self._hidden.logprobs else data
+        if seen.token_ids is not None and self._hides_ids:
+            out = hide_ids(out, b"token_ids", self._hidden.nulled) or hide_slowly(out, self._hidden)
+        if whole.prompt_token_ids is not None and "prompt_token_ids" in self._hidden.reply:
+            out = hide_ids(out, b"prompt_token_ids", self._hidden.nulled) or hide_slowly(out, self._hidden)
+        return out if whole.model == self._public_model else rename_model(out, whole.model, self._public_model)
 
-    def _body(self, data: bytes, reply: Reply, logprobs: list[float | None] | None) -> bytes:
-        """A whole answer; ``logprobs`` of its one choice may have been read already."""
+    def _any_body(self, data: bytes) -> bytes:
+        self.answer.choices.clear()
+        data, reply = decode_reply(data)
+        return self._body(data, reply)
+
+    def _body(self, data: bytes, reply: Reply) -> bytes:
+        """Any whole answer."""
         answer = self.answer
         answer.response_id = reply.id
         answer.usage_completion_tokens = None if reply.usage is ABSENT else read_usage(reply.usage)
         for seen in reply.choices:
             choice = answer.choice(seen.index)
-            choice.logprobs, choice.finish_reason = logprobs, seen.finish_reason
+            choice.finish_reason = seen.finish_reason
             self._take_message(choice, seen)
             self._take_logprobs(choice, seen.logprobs)
             self._take_ids(choice, seen)

@@ -126,6 +126,32 @@ class Chunk(msgspec.Struct):
     sglext: None = None
 
 
+class WholeChoice(msgspec.Struct):
+    """The one choice of the commonest whole answer of a chat."""
+
+    message: msgspec.Raw
+    index: int = 0
+    finish_reason: str | None = None
+    token_ids: TokenIds | None = None
+    logprobs: None = None
+    prompt_token_ids: None = None
+    response_token_ids: None = None
+    meta_info: None = None
+
+
+class Whole(msgspec.Struct):
+    """The commonest whole answer of a chat, its ``logprobs`` cut out."""
+
+    choices: tuple[WholeChoice]
+    id: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    error: None = None
+    prompt_token_ids: TokenIds | None = None
+    metadata: None = None
+    sglext: None = None
+
+
 class TextChunkChoice(msgspec.Struct):
     """A choice of a completion's commonest chunk."""
 
@@ -149,6 +175,7 @@ class TextChunk(msgspec.Struct):
     sglext: None = None
 
 
+whole_decoder = msgspec.json.Decoder(Whole)
 text_chunk_decoder = msgspec.json.Decoder(TextChunk)
 chunk_decoder = msgspec.json.Decoder(Chunk)
 delta_decoder = msgspec.json.Decoder(dict[str, Any])
