@@ -62,7 +62,7 @@ def test_a_capture_log_is_read_as_it_was_captured(tmp_path: Path) -> None:
     [
         ("{", "truncated"),
         ("[]", "array"),
-        ('{"requests":[{"path":"/v1/embeddings","body":{},"reply":{}}]}', "/v1/embeddings"),
+        ('{"requests":[{"body":{},"reply":{}}]}', "path"),
         ('{"requests":[{"path":"/v1/completions","reply":{}}]}', "body"),
         ('{"requests":[{"path":"/generate","body":{},"reply":{},"start_ms":5,"end_ms":4}]}', "end_ms 4"),
         ('{"requests":[{"path":"/generate","body":' + "[" * 100_000, "recursion"),
@@ -86,6 +86,15 @@ def test_a_body_that_cannot_be_read_stands_alone(tmp_path: Path) -> None:
     path.write_text(json.dumps({"name": "odd", "requests": requests}).replace('"DEEP"', f'{{"messages":[{deep}]}}'))
     result = CliRunner().invoke(app, ["link", str(path)])
     assert json.loads(result.stdout)["sessions"] == [[0], [1], [2], [3]]
+
+
+def test_what_generates_nothing_keeps_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "case.json"
+    body = {"messages": [message("user", "q")]}
+    requests = [{"path": "/v1/models"}, {"path": "/v1/chat/completions", "body": body}, {"path": "/"}]
+    path.write_text(json.dumps({"requests": requests}))
+    report = json.loads(CliRunner().invoke(app, ["link", str(path)]).stdout)
+    assert (report["name"], report["sessions"], report["side"]) == ("case", [[1]], [0, 2])
 
 
 def test_a_log_with_a_broken_line_names_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hintloop_contract.messages import Capture
 from hintloop_rollout_proxy.linking.board import LinkerOptions
 from hintloop_rollout_proxy.linking.decisions import Decision, Placed
 from hintloop_rollout_proxy.linking.linker import FEEDBACK, Linker
+from hintloop_rollout_proxy.linking.reading import READERS
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,13 @@ def report_on(name: str, captures: Sequence[Capture], options: LinkerOptions) ->
     return _tell(name, captures, decisions)
 
 
+def _is_side(capture: Capture, place: Placed | None) -> bool:
+    """Side calls, and requests that generate nothing at all."""
+    if place is not None:
+        return place.side
+    return capture.api not in READERS and capture.api != FEEDBACK
+
+
 def _tell(name: str, captures: Sequence[Capture], decisions: Sequence[Decision]) -> Report:
     position = {capture.turn_id: i for i, capture in enumerate(captures)}
     final = {decision.turn_id: decision for decision in decisions if isinstance(decision, Placed)}
@@ -56,7 +64,7 @@ def _tell(name: str, captures: Sequence[Capture], decisions: Sequence[Decision])
         place = final.get(capture.turn_id)
         if place is not None and not place.side:
             sessions.setdefault(place.session_id, []).append(i)
-        elif place is None and capture.api != FEEDBACK:
+        elif place is None and capture.api in READERS:
             # It could not be read, so it belongs to nothing else.
             sessions[f"unread {i}"] = [i]
     return Report(
@@ -67,6 +75,6 @@ def _tell(name: str, captures: Sequence[Capture], decisions: Sequence[Decision])
             for place in final.values()
             if place.continues is not None and not place.side
         ),
-        side=sorted(position[place.turn_id] for place in final.values() if place.side),
+        side=[i for i, capture in enumerate(captures) if _is_side(capture, final.get(capture.turn_id))],
         retries=sorted(position[place.turn_id] for place in final.values() if place.retry_of is not None),
     )
