@@ -14,11 +14,9 @@ from hintloop_contract.messages import Capture, JudgedTurn, Judgement, LinkedTur
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import CAPTURES, JUDGED, TURNS
 from hintloop_contract.tensors import pack, unpack
-from tokenizers import Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import BPE
 
-from tests.scripted.scoring_engine import SIZE, WireEngine, rendered, score_of, served
+from tests.scripted.scoring_engine import WireEngine, rendered, score_of, served
+from tests.scripted.student import save_student
 
 MESSAGES = [{"role": "user", "content": "ask"}]
 HINT = "Answer in one short sentence."
@@ -28,11 +26,7 @@ RESPONSE = "No.;"
 @pytest.fixture
 def student_dir(tmp_path: Path) -> str:
     """A student whose tokens are the characters of ASCII."""
-    tokenizer = Tokenizer(BPE({chr(i): i for i in range(SIZE)}, []))
-    tokenizer.decoder = Fuse()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": SIZE}))
-    return str(tmp_path)
+    return save_student(tmp_path / "student")
 
 
 @pytest.fixture

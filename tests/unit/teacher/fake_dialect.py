@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from hintloop_teacher.dialects.base import EngineFacts, NoCandidates, Question
 from hintloop_teacher.forced import RawScores
@@ -25,6 +26,7 @@ class FakeDialect(NoCandidates):
         self.shift = shift
         self.value = value
         self.calls: list[tuple[list[int], list[int], int]] = []
+        self.messages: list[Any] = []
 
     async def facts(self, wanted_model: str) -> EngineFacts:
         return EngineFacts("fake", "1", "teacher", 64)
@@ -32,6 +34,7 @@ class FakeDialect(NoCandidates):
     async def score(self, model: str, question: Question) -> RawScores:
         prompt_ids, response_ids, top_k = question.prompt_ids, question.response_ids, question.top_k
         self.calls.append((list(prompt_ids), list(response_ids), top_k))
+        self.messages.append(question.messages)
         scores = [score_of(before, token) for before, token in itertools.pairwise(question.ids)]
         scores = scores[self.shift :] + scores[: self.shift]
         values: list[float | None] = list(scores[len(prompt_ids) - 1 :])

@@ -10,8 +10,8 @@ from hintloop_teacher.__main__ import main
 from hintloop_teacher.errors import ProbeError
 
 
-def run(monkeypatch: pytest.MonkeyPatch, model: Path) -> object:
-    flags = ["--set", f"model.student_model_path={model}", "--set", "redis.url=redis://127.0.0.1:9/0"]
+def run(monkeypatch: pytest.MonkeyPatch, model: Path, *more: str) -> object:
+    flags = ["--set", f"model.student_model_path={model}", "--set", "redis.url=redis://127.0.0.1:9/0", *more]
     # Logging is the process's, and would stay set up for the tests after this one.
     monkeypatch.setattr("hintloop_teacher.__main__.configure_logging", lambda *args: None)
     monkeypatch.setattr(sys, "argv", ["teacher", *flags])
@@ -36,3 +36,11 @@ def test_an_engine_that_cannot_teach_ends_in_a_message(
     monkeypatch.setattr(wiring, "build_deps", refused)
     assert run(monkeypatch, tmp_path) == 2
     assert capsys.readouterr().err.endswith("teacher: the engine's scores are shifted\n")
+
+
+def test_a_teacher_that_would_generate_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, tmp_path, "--set", "opd.teacher_scoring_mode=generate") == 2
+    said = capsys.readouterr().err
+    assert "opd.teacher_scoring_mode" in said and "set 'forced'" in said

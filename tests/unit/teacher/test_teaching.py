@@ -81,6 +81,7 @@ class Bench:
         self,
         needs: SignalNeeds,
         *,
+        gone: str | None = None,
         score: int | None = -1,
         hint: str | None = "One short sentence.",
         captured_ids: list[int] | None = None,
@@ -109,9 +110,11 @@ class Bench:
         await self.broker.commit(entry, JUDGED, JudgedTurn(turn=turn, judgement=judgement))
         (entry,) = await self.broker.read(JUDGED, "c", 1, 1)
         self.entry = entry
+        engine = Engine(self.dialect, max_input_len)
+        engine.gone = gone
         self.handler = TurnTeacher(
             Config.model_validate(settings), needs, self.broker, self.renderer,
-            Engine(self.dialect, max_input_len), self.metrics,  # type: ignore[arg-type]
+            engine, self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
         return await self.handler(entry)
 
@@ -285,3 +288,30 @@ async def test_candidates_travel_in_the_configured_dtype(bench: Bench, dtype: st
     sample = (await bench.teach(TOPK, topk_opd={"logprobs_dtype": dtype})).message
     assert sample.teacher_topk_logprobs.dtype == dtype
     assert sample.teacher_logprobs.dtype == sample.teacher_tail_logprobs.dtype == "float32"
+
+
+async def test_a_missing_score_drops_the_turn_only_while_the_engine_can_teach(bench: Bench) -> None:
+    bench.dialect.value = None
+    outcome = await bench.teach(OPD)
+    assert isinstance(outcome, Discard) and outcome.reason == "teacher_missing"
+    bench.broker = MemoryBroker()
+    await bench.broker.ensure_groups()
+    with pytest.raises(DependencyError, match="no log-probabilities any more"):
+        await bench.teach(OPD, gone="no log-probabilities any more")
+    await bench.broker.close()
+
+
+async def test_an_engine_that_takes_no_ids_is_given_the_whole_conversation(bench: Bench) -> None:
+    bench.dialect.takes_ids = False
+    await bench.teach(OPD, opd={"hint_format": " [{hint}]"})
+    asked, answered = bench.dialect.messages[0]
+    assert asked == {"role": "user", "content": "ask [One short sentence.]"}
+    assert answered["role"] == "assistant"
+
+
+async def test_an_engine_that_takes_no_ids_cannot_score_a_spliced_prompt(bench: Bench) -> None:
+    bench.dialect.takes_ids = False
+    captured = render([{"role": "system", "content": "other"}, *MESSAGES])
+    outcome = await bench.teach(OPD, captured_ids=captured)
+    assert isinstance(outcome, Discard) and outcome.reason == "render_mismatch"
+    assert bench.dialect.calls == []
