@@ -150,7 +150,7 @@ async def test_completions_dialect_needs_ids(vllm_policy: Any, vocabulary: Vocab
         await client.close()
 
 
-async def served_prompt_ids(engine: Any, messages: list[dict[str, object]]) -> list[int]:
+async def served_prompt_ids(engine: Any, messages: list[dict[str, Any]]) -> list[int]:
     """Prompt ids as the chat route itself reports them."""
     body: dict[str, object] = {"model": engine.name, "messages": messages, "max_tokens": 1, "temperature": 0}
     flag = "return_token_ids" if engine.kind == "vllm" else "return_prompt_token_ids"
@@ -160,7 +160,7 @@ async def served_prompt_ids(engine: Any, messages: list[dict[str, object]]) -> l
     return list(ids)
 
 
-DIALOGUES = [
+DIALOGUES: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "What is rain?"}],
     [{"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": " rain?"}]}],
     [
@@ -177,7 +177,7 @@ async def test_null_hint_renders_the_served_ids_and_a_hint_only_adds(
     engine: Any,
     renderer: Renderer,
     smollm2_dir: Path,
-    messages: list[dict[str, object]],
+    messages: list[dict[str, Any]],
 ) -> None:
     captured = await served_prompt_ids(engine, messages)
     request = Request(engine.kind, engine.base_url, messages, None, {}, captured)

@@ -37,7 +37,7 @@ def test_missing_is_missing(value: object, reason: str) -> None:
 def test_values_are_kept_as_they_are() -> None:
     scores = check_scores(raw([0.0, 5e-7, -1.25, -40.0]), [0, 1, 2, 3], 0)
     assert scores.logprobs.dtype == np.float32
-    assert scores.logprobs.tolist() == np.float32([0.0, 5e-7, -1.25, -40.0]).tolist()
+    assert scores.logprobs.tolist() == np.asarray([0.0, 5e-7, -1.25, -40.0], np.float32).tolist()
     assert scores.topk_ids is None and scores.tail_logprobs is None
 
 
@@ -92,7 +92,7 @@ def test_tail_equals_exact_arithmetic() -> None:
         rows.append(np.sort(logits - np.logaddexp.reduce(logits))[::-1][:16])
     found = tail_logprobs(np.asarray(rows))
     for row, tail in zip(rows, found, strict=True):
-        rest = 1 - sum(Decimal(float(value)).exp() for value in row)
+        rest = 1 - sum((Decimal(float(value)).exp() for value in row), Decimal(0))
         if rest > Decimal(2) ** -24:
             assert tail == pytest.approx(float(rest.ln()), abs=1e-5)
         else:

@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import pytest
 from hintloop_teacher.errors import NoHintPlaceError
@@ -25,7 +26,7 @@ def test_only_the_last_user_message_changes() -> None:
 
 def test_the_last_text_part_is_taken() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:"}}
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"type": "text", "text": "a"},
         {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}},
         image,
@@ -49,7 +50,7 @@ def test_no_place(messages: list[dict[str, object]]) -> None:
         with_hint(messages, "+H")
 
 
-TOOLS_SPOKE = [
+TOOLS_SPOKE: list[dict[str, Any]] = [
     {"role": "user", "content": "fix it"},
     {"role": "assistant", "content": None, "tool_calls": []},
     {"role": "tool", "tool_call_id": "c1", "content": "out"},

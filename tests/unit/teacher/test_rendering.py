@@ -199,4 +199,4 @@ def test_records_that_cannot_be_read() -> None:
     assert read().messages == []
     for broken in ({"engine": "tgi"}, {"messages": b"x"}, {"messages": b"{}"}, {"rendering": b"[]"}):
         with pytest.raises(RecordError):
-            read(**broken)  # type: ignore[arg-type]
+            read(**broken)
