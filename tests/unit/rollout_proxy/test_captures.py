@@ -1,4 +1,4 @@
-"""What is captured of every API: completions, generate, several choices, translated requests; and what is tried anew."""
+"""What is captured of every API: completions, generate, several choices, translations; and what is tried anew."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ async def test_increments_of_generate_are_joined(fake_engine: Any, proxy: Any, w
         ("sglang", "/generate", "gen_stream_n2"),
     ],
 )
-async def test_every_choice_has_a_capture(kind: str, path: str, name: str, fake_engine: Any, proxy: Any, wire: Any) -> None:
+async def test_every_choice_has_a_capture(
+    kind: str, path: str, name: str, fake_engine: Any, proxy: Any, wire: Any
+) -> None:
     fake_engine.kind = kind
     fake_engine.replay(name)
     asked = wire(kind, name)["request"]["body"]
@@ -112,7 +114,8 @@ async def test_every_choice_has_a_capture(kind: str, path: str, name: str, fake_
         await running.post(path, asked)
         captures = await running.captures(2)
         assert len(running.deps.flight) == 0
-    assert [(capture.choice, capture.num_choices, capture.problem) for capture in captures] == [(0, 2, None), (1, 2, None)]
+    found = [(capture.choice, capture.num_choices, capture.problem) for capture in captures]
+    assert found == [(0, 2, None), (1, 2, None)]
     assert len({capture.turn_id for capture in captures}) == 2
     assert len({capture.response_id for capture in captures}) == 1
     for capture in captures:

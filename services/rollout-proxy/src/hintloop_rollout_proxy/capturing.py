@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 from hintloop_contract.ids import new_id
 from hintloop_contract.messages import Capture, DropReason
 from hintloop_contract.tensors import PackedArray, pack
@@ -173,14 +172,14 @@ def _ids(ids: list[int] | None) -> PackedArray | None:
         return None
     if _NATIVE:
         return PackedArray(dtype="int32", shape=(len(ids),), data=array("i", ids).tobytes())
-    return pack(np.array(ids, dtype=np.int64), "int32")
+    return pack(ids, "int32")
 
 
 def _logprobs(logprobs: Sequence[float | None] | None) -> PackedArray | None:
     if logprobs is None:
         return None
     # A missing value stays visible as NaN; such a capture carries a problem and is never trained.
-    numbers = [math.nan if x is None else x for x in logprobs] if None in logprobs else logprobs
+    numbers = [math.nan if x is None else x for x in logprobs]
     if _NATIVE:
         return PackedArray(dtype="float32", shape=(len(numbers),), data=array("f", numbers).tobytes())
     return pack(numbers, "float32")

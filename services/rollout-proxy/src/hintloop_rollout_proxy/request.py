@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from hintloop_contract.messages import Sampling
 
-from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, RAW_NULL, Fields
+from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields
 from hintloop_rollout_proxy.errors import BadRequestError
 
 #: Headers that name a session, in order of preference. ``thread-id`` tells sub-agents of one session apart.
@@ -183,7 +183,7 @@ def read_request(api: str, fields: Fields) -> Reading:
 
 def _read_generate(fields: Fields) -> Reading:
     params = value_of(fields, "sampling_params")
-    given = params if isinstance(params, dict) else {}
+    given: dict[str, Any] = params if isinstance(params, dict) else {}
     values = {_GENERATE_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     untrainable = _odd_sampling(values) or _odd_choices(values) or _untrainable_generate(fields, params)
     if value_of(fields, "custom_logit_processor"):

@@ -160,5 +160,6 @@ class GenerateReader:
             for name in self._hidden.reply:
                 piece.pop(name, None)
             meta = piece.get("meta_info")
-            for name in LOGPROB_MEMBERS if self._hidden.logprobs and isinstance(meta, dict) else ():
-                meta.pop(name, None)
+            if self._hidden.logprobs and isinstance(meta, dict):
+                for name in LOGPROB_MEMBERS:
+                    meta.pop(name, None)

@@ -82,9 +82,7 @@ class ReplyReader:
             out = add_member(out, self._stamp)
         return out if chunk.model == self._public_model else rename_model(out, chunk.model, self._public_model)
 
-    def _take_chunk(
-        self, seen: ChunkChoice | TextChunkChoice, logprobs: list[float | None] | None
-    ) -> bool:
+    def _take_chunk(self, seen: ChunkChoice | TextChunkChoice, logprobs: list[float | None] | None) -> bool:
         """Add the commonest chunk to its choice; whether it says nothing besides what only we asked for."""
         choice, bare = self.answer.choice(seen.index), False
         if isinstance(seen, TextChunkChoice):
