@@ -12,7 +12,7 @@ def test_braces_stay_as_they_are() -> None:
 
 def test_only_the_last_user_message_changes() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "user", "content": "two", "name": "sam"},
