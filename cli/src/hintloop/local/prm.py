@@ -32,7 +32,7 @@ def joined_app(
     That is `/health`, `/metrics`, and `/ready`: 200 once the teacher knows its engine, or needs none. ``caller`` is
     the dependency that checks the key.
     """
-    app = FastAPI(title="Hintloop PRM", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Hintloop PRM", description="OpenAPI at `/openapi.json`.", redoc_url=None)
     for router in routers:
         app.include_router(router)
 
