@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +24,17 @@ _VERSION = str(MESSAGE_VERSION).encode()
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
+
+
+_local = threading.local()
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """This thread's compressor: making one costs as much as using it, and two threads must not share one."""
+    found: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if found is None:
+        found = _local.compressor = zstandard.ZstdCompressor(level=1)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,7 @@ def encode_payload(value: Any) -> bytes:
     """Encode a struct as msgpack, compressed with zstd above 1 kB."""
     payload = _encoder.encode(value)
     if len(payload) > COMPRESS_ABOVE_BYTES:
-        return zstandard.ZstdCompressor(level=1).compress(payload)
+        return _compressor().compress(payload)
     return payload
 
 
