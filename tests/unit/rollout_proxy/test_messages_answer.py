@@ -109,6 +109,11 @@ def test_the_order_of_events() -> None:
 
 def test_the_first_event_tells_the_prompts_length() -> None:
     assert streamed(PLAIN)[0]["message"]["usage"]["input_tokens"] == 30
+    first, *others = (json.loads(chunk) for chunk in PLAIN.chunks("sglang", continuous=True))
+    del first["usage"]
+    translation = messages.translate(as_fields({**ASKED, "stream": True}))
+    chunks = [json.dumps(chunk).encode() for chunk in (first, *others)]
+    assert events_of(stream_of(translation, chunks))[0]["message"]["usage"]["input_tokens"] == 30
     assert streamed(PLAIN)[-2]["usage"]["output_tokens"] == 12
 
 

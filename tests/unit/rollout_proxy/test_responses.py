@@ -140,6 +140,13 @@ async def test_an_answer_stored_a_moment_later_is_waited_for(monkeypatch: pytest
     await broker.close()
 
 
+async def test_what_cannot_be_read_is_not_remembered() -> None:
+    broker = MemoryBroker()
+    await broker.keep(response_store.KIND, "core", b"something else", ttl_s=60, max_entries=9)
+    assert await ResponseStore(broker, ttl_s=60).get("core", "t") is None
+    await broker.close()
+
+
 async def test_own_memory_is_bounded_and_the_oldest_go() -> None:
     store = ResponseStore(Away(), ttl_s=60, max_local_bytes=1000)
     stored = StoredResponse(tenant="t", messages=b"[]", output=b"[]")

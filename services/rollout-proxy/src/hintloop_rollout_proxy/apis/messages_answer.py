@@ -129,7 +129,11 @@ class MessagesAnswer:
             return self._fail(error_of(chat.error).message)
         self._usage = chat.usage or self._usage
         self._model = self._model or chat.model
-        return _write(self._prelude() + self._read(chat))
+        events = self._read(chat)
+        if self._usage is None and not events:
+            # One engine tells the length of the prompt with the first token only.
+            return b""
+        return _write(self._prelude() + events)
 
     def end(self) -> bytes:
         """The events that end the message."""

@@ -92,15 +92,21 @@ class ResponseStore:
         Raises:
             DependencyError: it is not known here, and Redis is away.
         """
+        packed = self._get_local(core) or await self._get_shared(core)
+        if packed is None:
+            return None
+        try:
+            stored = self._decoder.decode(zstandard.ZstdDecompressor().decompress(packed))
+        except (msgspec.MsgspecError, zstandard.ZstdError) as error:
+            log.warning("a remembered answer cannot be read", error=type(error).__name__)
+            return None
+        return stored if stored.tenant == tenant else None
+
+    def _get_local(self, core: str) -> bytes | None:
         packed = self._local.get(core)
         if packed is not None:
             self._local.move_to_end(core)
-        else:
-            packed = await self._get_shared(core)
-        if packed is None:
-            return None
-        stored = self._decoder.decode(zstandard.ZstdDecompressor().decompress(packed))
-        return stored if stored.tenant == tenant else None
+        return packed
 
     async def _get_shared(self, core: str) -> bytes | None:
         for wait_s in (*PATIENCE_S, None):
@@ -114,6 +120,8 @@ class ResponseStore:
                 return packed
             if wait_s is not None:
                 await asyncio.sleep(wait_s)
+                if (found := self._get_local(core)) is not None:
+                    return found
         return None
 
     def _put_local(self, core: str, packed: bytes) -> None:
