@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from traceback import format_tb
 
 import aiohttp
@@ -72,6 +73,8 @@ class ProxyApp:
     def __init__(self, deps: ProxyDeps) -> None:
         """Serve with ``deps``."""
         self._deps = deps
+        # Finding a metric by its labels costs more than counting.
+        self._requests = cache(deps.metrics.requests.labels)
         self._handler = serving.Handler(deps)
         self._feedback = feedback.FeedbackHandler(deps.intake, deps.clock, deps.metrics)
 
@@ -105,7 +108,7 @@ class ProxyApp:
             await send_refusal(client, own, path)
         finally:
             metrics_.in_flight.dec()
-            metrics_.requests.labels(known, str(status)).inc()
+            self._requests(known, str(status)).inc()
             end_span(span, scope, status)
 
     async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> int:

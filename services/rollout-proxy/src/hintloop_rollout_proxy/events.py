@@ -36,20 +36,24 @@ class EventRelay:
         # The engines' own layout, and in it one line of data.
         *events, self._rest = data.split(b"\n\n")
         out: list[bytes] = []
+        read = self._reader.event
         for event in events:
             payload = event[6:]
-            if event.startswith(DATA) and b"\n" not in event and payload != DONE:
-                seen = self._see(payload)
-                if seen is not None:
-                    out += self._line(seen)
-            else:
+            if payload == DONE or b"\n" in event or not event.startswith(DATA):
                 seen = self._event(event)
                 if seen is not None:
                     out.append(self._with_border(seen, b"\n\n"))
+                continue
+            try:
+                seen = read(payload)
+            except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
+                seen = self._unread(payload, error)
+            if seen is not None:
+                out.append(self._line(seen))
         return b"".join(out)
 
-    def _line(self, seen: bytes) -> tuple[bytes, ...]:
-        return DATA, seen, b"\n\n"
+    def _line(self, seen: bytes) -> bytes:
+        return b"data: %b\n\n" % seen
 
     def _feed_any(self, data: bytes) -> bytes:
         out: list[bytes] = []
@@ -103,10 +107,13 @@ class EventRelay:
     def _see(self, payload: bytes) -> bytes | None:
         try:
             return self._reader.event(payload)
-        except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
-            log.warning("unreadable event in an answer", error=said(error))
-            self._reader.answer.error = f"unreadable event: {error!s:.200}"
-            return self._reader.hide(payload)
+        except Exception as error:  # noqa: BLE001 - like in feed
+            return self._unread(payload, error)
+
+    def _unread(self, payload: bytes, error: Exception) -> bytes | None:
+        log.warning("unreadable event in an answer", error=said(error))
+        self._reader.answer.error = f"unreadable event: {error!s:.200}"
+        return self._reader.hide(payload)
 
     def _write(self, event: bytes, payload: bytes, seen: bytes) -> bytes:
         return event if seen is payload else with_payload(event, seen)
@@ -145,8 +152,8 @@ class TranslatingRelay(EventRelay):
         self._over = True
         return self._translation.broken(detail)
 
-    def _line(self, seen: bytes) -> tuple[bytes, ...]:
-        return (self._translated(seen),)
+    def _line(self, seen: bytes) -> bytes:
+        return self._translated(seen)
 
     def _write(self, event: bytes, payload: bytes, seen: bytes) -> bytes:
         return self._translated(seen)

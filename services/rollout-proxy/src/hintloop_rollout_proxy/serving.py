@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import aiohttp
 import msgspec
@@ -76,6 +77,8 @@ class Handler:
         self._public_model = deps.config.policy.served_model_name
         self._limit_s = deps.config.proxy.request_timeout_s
         self._wait_s = deps.config.proxy.engine_wait_s
+        # Finding a metric by its labels costs more than counting.
+        self._captured = cache(deps.metrics.captured.labels)
 
     async def serve(
         self,
@@ -309,7 +312,7 @@ class Handler:
             deps.flight.end(exchange.turn_id)
             return
         for capture in captures:
-            deps.metrics.captured.labels(capture.status).inc()
+            self._captured(capture.status).inc()
             if capture.problem is not None:
                 deps.metrics.problems.labels(capture.problem).inc()
             await deps.intake.put(Parcel(capture, exchange.traceparent))

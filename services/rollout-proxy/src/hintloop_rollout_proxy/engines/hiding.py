@@ -54,7 +54,8 @@ def stamp_of(fingerprint: str) -> bytes:
 
 
 @lru_cache(64)
-def _model_members(model: str, public_model: str) -> tuple[bytes, bytes]:
+def model_members(model: str, public_model: str) -> tuple[bytes, bytes]:
+    """The member that names the model, as the engine writes it and as agents see it."""
     return b'"model":' + msgspec.json.encode(model), b'"model":' + msgspec.json.encode(public_model)
 
 
@@ -62,7 +63,7 @@ def rename_model(data: bytes, model: str | None, public_model: str) -> bytes:
     """Let the answer say the configured model name."""
     if model is None or model == public_model:
         return data
-    old, new = _model_members(model, public_model)
+    old, new = model_members(model, public_model)
     if old in data:
         return data.replace(old, new)
 

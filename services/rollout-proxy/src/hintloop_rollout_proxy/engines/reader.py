@@ -23,6 +23,7 @@ from hintloop_rollout_proxy.engines.hiding import (
     rename_model,
     stamp_of,
 )
+from hintloop_rollout_proxy.engines.quick import QuickWay
 from hintloop_rollout_proxy.engines.reply import (
     NOTHING_SAID,
     Chunk,
@@ -60,10 +61,16 @@ class ReplyReader:
         self._public_model = public_model
         self._stamp = stamp_of(fingerprint) if hidden.stamped and fingerprint is not None else None
         self._hides_ids = "token_ids" in hidden.choice
+        self._quick: QuickWay | None = None
         self._read_chunk: Callable[[bytes], Chunk | TextChunk] = chunk_decoder.decode
 
     def event(self, data: bytes) -> bytes | None:
         """Read one chunk; see ``Reader.event``."""
+        if self._quick is not None:
+            try:
+                return self._quick.read(data)
+            except msgspec.DecodeError:
+                pass
         rest, logprobs_text = cut_logprobs(data)
         try:
             chunk = self._read_chunk(rest)
@@ -75,12 +82,26 @@ class ReplyReader:
         (seen,) = chunk.choices
         if self._take_chunk(seen, logprobs):
             return None
+        if self._quick is None and logprobs is not None:
+            self._open_quick_way(seen, chunk.model, rest)
         out = rest if self._hidden.logprobs else data
         if seen.token_ids is not None and self._hides_ids:
             out = hide_ids(out, b"token_ids", self._hidden.nulled) or hide_slowly(out, self._hidden)
         if seen.finish_reason is not None and self._stamp is not None:
             out = add_member(out, self._stamp)
         return out if chunk.model == self._public_model else rename_model(out, chunk.model, self._public_model)
+
+    def _open_quick_way(self, seen: ChunkChoice | TextChunkChoice, model: str | None, rest: bytes) -> None:
+        """Chunks like this one, whose layout is now known, need not be read so carefully."""
+        hidden, choice = self._hidden, self.answer.choice(0)
+        ids_follow = rest.find(b'"token_ids":[') > rest.find(b'"logprobs":null,"finish_reason":') > 0
+        if (
+            isinstance(seen, ChunkChoice)
+            and hidden.logprobs
+            and (seen.token_ids is None or (self._hides_ids and hidden.nulled and ids_follow))
+            and isinstance(choice.message["content"], str)
+        ):
+            self._quick = QuickWay(choice, model, self._public_model)
 
     def _take_chunk(self, seen: ChunkChoice | TextChunkChoice, logprobs: list[float | None] | None) -> bool:
         """Add the commonest chunk to its choice; whether it says nothing besides what only we asked for."""

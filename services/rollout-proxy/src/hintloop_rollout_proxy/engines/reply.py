@@ -24,7 +24,8 @@ TokenIds = list[TokenId]
 
 _LOGPROBS = b'"logprobs":{'
 _VALUE_AT = len(_LOGPROBS) - 1
-_NEXT = b',"finish_reason":'
+#: What follows ``logprobs`` in the engines' layout.
+NEXT_MEMBER = b',"finish_reason":'
 
 
 class WeightSpan(msgspec.Struct):
@@ -210,7 +211,7 @@ def cut_logprobs(data: bytes) -> tuple[bytes, bytes | None]:
     if start < 0:
         return data, None
     start += _VALUE_AT
-    end = data.find(_NEXT, start)
+    end = data.find(NEXT_MEMBER, start)
     return (data, None) if end < 0 else (b"%bnull%b" % (data[:start], data[end:]), data[start:end])
 
 

@@ -1,4 +1,4 @@
-"""Cuts members out of (or adds one to) JSON text without re-serialising the rest, so that what stays is byte for byte the engine's.
+"""Cuts members out of JSON text, or adds one, without re-serialising: what stays is byte for byte the engine's.
 
 A quoted key followed by a colon cannot occur inside a JSON string (its quotes would be escaped), so a member is
 found by plain search. Engines write compact JSON; a text in any other layout is re-serialised instead, and so is one
