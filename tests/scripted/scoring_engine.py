@@ -157,6 +157,8 @@ class WireEngine:
             return web.json_response({"error": "Scale-out endpoints are disabled"}, status=403)
         if "prompt_logprob_token_ids" in sampling:
             return web.json_response({"error": "requires the V2 model runner"}, status=400)
+        if sampling["logprobs"] != len(sampling["logprob_token_ids"]):
+            return web.json_response({"error": "logprobs must equal len(logprob_token_ids)"}, status=400)
         found = logprobs_after(body["token_ids"][-1])
         listed = [1, *sampling["logprob_token_ids"]][: sampling["logprobs"]]
         tops = [{"token_id": token, "logprob": float(found[token])} for token in listed]

@@ -109,8 +109,9 @@ class VllmDialect:
             body = await self._generate(model, [*prompt_ids, *response_ids], asked)
             return read_rows(body, candidate_ids)
         (row,) = candidate_ids
-        # The token that was sampled takes one place of those asked.
-        body = await self._generate(model, prompt_ids, {"logprobs": len(row) + 1, "logprob_token_ids": list(row)})
+        # The token that was sampled takes the place of the last one listed, so one more is listed than is wanted.
+        listed = [*row, next(token for token in range(len(row) + 1) if token not in row)]
+        body = await self._generate(model, prompt_ids, {"logprobs": len(listed), "logprob_token_ids": listed})
         return [read_place(body, row)]
 
     async def _generate(self, model: str, ids: Sequence[int], asked: dict[str, Any]) -> dict[str, Any]:
