@@ -67,6 +67,8 @@ class LinkerTask:
         self._held: list[tuple[int, int, int, Entry[Any]]] = []
         self._todo: deque[Decision] = deque()
         self._calm_until = 0.0
+        # Each proxy brings its spool back; until all have, what came is kept for its order.
+        self._gather_until = 0.0
         self._warn_at = 0.0
         path = config.linker.capture_log
         self._log = None if path is None else CaptureLog(path)
@@ -94,7 +96,7 @@ class LinkerTask:
                     await asyncio.sleep(self._lease_ms / 3000)
             except DependencyError as error:
                 log.warning("linker waits", error=str(error))
-                self._calm_until = time.monotonic() + CALM_S
+                self._calm_until = self._gather_until = time.monotonic() + CALM_S
                 await asyncio.sleep(RETRY_S)
         self._metrics.active.set(0)
 
@@ -221,7 +223,8 @@ class LinkerTask:
             )
         self._hold(entries)
         until_ms = now_ms - self._config.linker.reorder_ms
-        await self._feed(self._ready(until_ms))
+        if time.monotonic() >= self._gather_until:
+            await self._feed(self._ready(until_ms))
         if len(entries) < READ_COUNT and time.monotonic() >= self._calm_until:
             begun = [entry.message.start_ms for *_, entry in self._held]
             oldest = min(begun if oldest_ms is None else [oldest_ms, *begun], default=None)
