@@ -14,6 +14,7 @@ from hintloop_contract.messages import Capture, JudgedTurn, Judgement, LinkedTur
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import CAPTURES, JUDGED, SAMPLES, TURNS
 from hintloop_contract.tensors import pack, unpack
+from hintloop_teacher.control import null_hint_control
 from hintloop_teacher.wiring import build_deps, run_worker
 
 pytestmark = pytest.mark.engine
@@ -98,7 +99,7 @@ async def test_judged_turns_become_samples(
 ) -> None:
     config = Config.model_validate(
         {
-            "model": {"student_model_path": str(smollm2_dir)},
+            "model": {"student_model_path": str(smollm2_dir), "dtype": "float32"},
             "rollout": {"engine": "vllm"},
             "policy": {"engines": [vllm_policy.base_url]},
             "prm": {"prm_url": vllm_policy.base_url, "timeout_s": 180},
@@ -113,6 +114,9 @@ async def test_judged_turns_become_samples(
     worker = asyncio.create_task(run_worker(deps, stop))
     try:
         found = await samples(broker, 2)
+        # Without a hint, and with equal weights, nothing is left but rounding: on both sides.
+        await null_hint_control(deps)
+        report = await null_hint_control(deps)
     finally:
         stop.set()
         await worker
@@ -128,5 +132,7 @@ async def test_judged_turns_become_samples(
     assert hinted.num_hinted_prompt_tokens > len(answer["prompt_ids"])
     assert null.num_hinted_prompt_tokens == len(answer["prompt_ids"])
     assert unpack(hinted.response_ids).tolist() == answer["response_ids"]
+    assert (report.prm.status, report.policy.status) == ("equal", "equal"), report
+    assert report.policy.num_tokens == 2 * len(answer["response_ids"])
     steps = (await broker.funnel()).steps
     assert steps["scored"] == 2

@@ -43,6 +43,13 @@ async def test_wrong_ids_are_never_sent(prompt: list[int], response: list[int], 
     assert dialect.calls == []
 
 
+async def test_more_candidates_than_tokens_are_never_asked() -> None:
+    dialect = FakeDialect()
+    with pytest.raises(MisalignedError, match="top_k is 1001; the vocabulary has 1000"):
+        await scorer_of(dialect).score([1], [2], 1001)
+    assert dialect.calls == []
+
+
 async def test_the_context_is_the_limit() -> None:
     dialect = FakeDialect()
     assert len((await scorer_of(dialect).score([1] * 8, [2] * 3)).logprobs) == 3

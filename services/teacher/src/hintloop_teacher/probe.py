@@ -68,7 +68,7 @@ async def probe(
         )
         checks = await _checks(scorer, vocabulary, trusted, top_k)
         limits = await find_limits(scorer, top_k) if dialect.takes_ids else None
-    except (TeachError, UnsupportedError) as error:
+    except (TeachError, UnsupportedError, RefusedError) as error:
         raise ProbeError(f"{client.root_url} cannot score given tokens: {error}") from error
     report = ProbeReport(
         dialect=dialect.name,

@@ -82,6 +82,9 @@ class ForcedScorer:
             DependencyError: the engine is away.
         """
         self._check(prompt_ids, response_ids)
+        if top_k > self.vocabulary_size:
+            # Asked for more than there are, an engine may end.
+            raise WrongIdsError(f"top_k is {top_k}; the vocabulary has {self.vocabulary_size} tokens")
         if messages is None and not self.dialect.takes_ids:
             raise UnsupportedError("the PRM engine takes messages, not token ids; it scores turns of the stream alone")
         if candidate_ids is not None:
