@@ -15,6 +15,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
+#: A request that is answered sooner is not worth a task that watches its client; the server remembers one that left.
+WATCH_AFTER_S = 0.02
+
 JSON_HEADERS: RawHeaders = [(b"content-type", b"application/json")]
 
 
@@ -98,18 +101,24 @@ class DisconnectWatch:
         self._receive = receive
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._begin: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> DisconnectWatch:
         """Start watching on behalf of the current task."""
         self._task = asyncio.current_task()
-        self._watcher = asyncio.create_task(self._watch())
+        self._begin = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Stop watching."""
+        if self._begin is not None:
+            self._begin.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
         self._task = None
+
+    def _start(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
