@@ -217,6 +217,17 @@ def test_answer_not_echoed_waits_and_gives_way_to_an_echo() -> None:
     assert json.loads(link.next_state) == [{"role": "user", "content": "x"}]
 
 
+@pytest.mark.parametrize("content", [None, "", " "])
+@pytest.mark.parametrize("more", [{}, {"reasoning_content": "Hm."}])
+def test_an_answer_of_thoughts_alone_is_no_next_state(content: Any, more: dict[str, str]) -> None:
+    linker = make_linker()
+    linker.feed(make_capture("a", said("q"), {"role": "assistant", "content": None, "reasoning_content": "Hm."}))
+    after = [*said("q"), {"role": "assistant", "content": content, **more}, {"role": "user", "content": "Say it."}]
+    linker.feed(make_capture("b", after, start_ms=2000))
+    link = of_kind(linker.flush(), Link)["a"]
+    assert json.loads(link.next_state) == [{"role": "user", "content": "Say it."}]
+
+
 def test_deadline_counts_from_answer_to_arrival() -> None:
     for late, linked in ((0, True), (1, False)):
         linker = make_linker(session_timeout_ms=5000)

@@ -5,7 +5,7 @@ Contents may be a string, null, or a list of parts; arguments a JSON text or an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -46,18 +46,32 @@ def read_messages(request: bytes, *, verbatim: bool) -> Reading:
     document = _decoder.decode(request)
     builder = ReadingBuilder()
     builder.system(text_of(document.system))
+    silent = set()
     for index, raw in enumerate(document.messages):
         message = msgspec.json.decode(raw)
         if not isinstance(message, dict):
             raise ValueError(f"messages[{index}] is not an object")
+        count = len(builder.events)
         _read_message(builder, message, index)
+        if message.get("role") == "assistant" and len(builder.events) == count:
+            silent.add(index)
     raws = document.messages
 
     def after(item: int) -> bytes:
-        return join_raw(raws[item + 1 :]) if verbatim else to_chat(raws[item + 1 :])
+        start = behind(item, silent)
+        return join_raw(raws[start:]) if verbatim else to_chat(raws[start:])
 
     limit = document.max_completion_tokens or document.max_tokens
     return make_reading(builder, document.tools, after, msgspec.structs.asdict(document), limit)
+
+
+def behind(item: int, silent: Collection[int]) -> int:
+    """Where what follows an answer begins. ``silent``: the model's items in which nothing is compared; such a one right
+    after an item is (what is left of) the answer: thoughts, or nothing."""
+    start = item + 1
+    while start in silent:
+        start += 1
+    return start
 
 
 def make_reading(builder: ReadingBuilder, tools: Any, after: Any, body: dict[str, Any], limit: Any) -> Reading:

@@ -8,7 +8,7 @@ import msgspec
 
 from hintloop_rollout_proxy.apis.identity import core_of
 from hintloop_rollout_proxy.linking.chat_form import call_arguments, parts_of, text_of, to_chat
-from hintloop_rollout_proxy.linking.chat_reading import make_reading
+from hintloop_rollout_proxy.linking.chat_reading import behind, make_reading
 from hintloop_rollout_proxy.linking.events import Reading, ReadingBuilder
 
 
@@ -43,14 +43,19 @@ def read_responses(request: bytes) -> Reading:
         raws = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": document.input}))]
     else:
         raws = document.input
+    silent = set()
     for index, raw in enumerate(raws):
         item = msgspec.json.decode(raw)
         if not isinstance(item, dict):
             raise ValueError(f"input[{index}] is not an object")
+        count = len(builder.events)
         _read_item(builder, item, index)
+        models = item.get("role") == "assistant" or item.get("type") == "reasoning"
+        if models and len(builder.events) == count:
+            silent.add(index)
 
     def after(item: int) -> bytes:
-        return to_chat(raws[item + 1 :])
+        return to_chat(raws[behind(item, silent) :])
 
     return make_reading(builder, document.tools, after, msgspec.structs.asdict(document), document.max_output_tokens)
 
