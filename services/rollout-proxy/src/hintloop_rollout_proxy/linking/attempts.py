@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 
 from hintloop_rollout_proxy.linking.board import CUT_SLACK_MS, SLACK_MS
 from hintloop_rollout_proxy.linking.events import Event, Reading
 from hintloop_rollout_proxy.linking.index import Index
 from hintloop_rollout_proxy.linking.nodes import Node
-from hintloop_rollout_proxy.linking.normal_form import words_of
+from hintloop_rollout_proxy.linking.normal_form import without_label, words_of
 
 #: Words at a first request's beginning, and their share, that its rewritten attempt may leave out.
 MAX_LEFT_OUT = 8
 LEFT_OUT_SHARE = 0.4
-
-
-#: What agents put before a user's text: a time, a channel.
-_LABEL = re.compile(r"^(\[[^\]]*\]\s*)+")
 
 
 class Change(Enum):
@@ -98,6 +93,6 @@ def compare_tails(old: tuple[Event, ...], new: tuple[Event, ...], *, is_first: b
 
 def _keeps(before: str, after: str) -> bool:
     """Whether ``after`` holds all of ``before``, perhaps without what stood at its beginning (a time, a label)."""
-    words, text = words_of(_LABEL.sub("", before)), f" {' '.join(words_of(after))} "
+    words, text = words_of(without_label(before)), f" {' '.join(words_of(after))} "
     left_out = min(MAX_LEFT_OUT, int(len(words) * LEFT_OUT_SHARE))
     return bool(words) and any(f" {' '.join(words[start:])} " in text for start in range(left_out + 1))

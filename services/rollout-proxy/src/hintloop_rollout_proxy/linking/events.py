@@ -15,6 +15,7 @@ from hintloop_rollout_proxy.linking.normal_form import (
     canonical_call,
     collapse,
     passages_of,
+    without_label,
 )
 
 
@@ -44,6 +45,12 @@ class Event:
     mark: str = ""
     lead: str = ""
     """First paragraph of a user's text, when there are several: agents append reminders."""
+
+    @property
+    def quotable(self) -> list[str]:
+        """The forms in which an agent may quote a user's text: whole, its first paragraph, each without its label."""
+        forms = (self.text, self.lead)
+        return [form for form in dict.fromkeys([*forms, *(without_label(form) for form in forms)]) if form]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,8 @@ class Index:
         if not node.whole:
             self.put(node, "failed", node.head_digest)
         for event in node.tail:
-            self.put_words(node, event.text, "user")
-            if event.lead:
-                self.put_words(node, event.lead, "user")
+            for form in event.quotable:
+                self.put_words(node, form, "user")
 
     def _add_reply(self, node: Node) -> None:
         reply = node.reply

@@ -26,7 +26,8 @@ class Likeness:
 
     ``line``: 1 the same session and branch, -1 other ones, 0 not known; ``ids``: 2 an id and the call itself, 1 an id;
     ``parts``: share of the answer's text and calls that stand there; ``exact``: everything before is the node's
-    request; ``share``: common events before; ``frame``: see ``Node.frame_score``.
+    request; ``share``: common events before; ``frame``: see ``Node.frame_score``; ``same_text``: no less and no more
+    than the answer's text.
     """
 
     line: int
@@ -36,11 +37,21 @@ class Likeness:
     share: float
     frame: int
     weak: bool
+    same_text: bool
 
     @property
-    def rank(self) -> tuple[int, int, bool, float, float, int, bool]:
+    def rank(self) -> tuple[int, int, bool, float, float, bool, int, bool]:
         """Ids first, then what was said before, then system text and tools."""
-        return (self.line, self.ids, self.exact, round(self.share, 3), self.parts, self.frame, self.weak)
+        return (
+            self.line,
+            self.ids,
+            self.exact,
+            round(self.share, 3),
+            self.parts,
+            self.same_text,
+            self.frame,
+            self.weak,
+        )
 
 
 def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> Likeness | None:
@@ -57,6 +68,7 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
         share=share,
         frame=node.frame_score(reading.tools, reading.system),
         weak=bool(node.identity.weak & identity.weak),
+        same_text=_has_same_text(node.reply, reading.events[block.start : block.end], block),
     )
 
 
@@ -73,7 +85,9 @@ def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
         return likeness.exact or likeness.share > 0
     if likeness.frame:
         return likeness.exact or likeness.share > 0 or node.reply.telling
-    return node.reply.telling and (likeness.exact or likeness.share > 0)
+    # Nobody else says even little after a whole conversation that is the same.
+    talked = likeness.exact and len(node.hashes) > len(node.tail)
+    return talked or (node.reply.telling and (likeness.exact or likeness.share > 0))
 
 
 def common_share(earlier: array[int], before: array[int]) -> float:
@@ -129,10 +143,14 @@ def _common_beginning(first: str, second: str) -> float:
     return common / len(mine) if common > 2 else 0.0
 
 
+def _has_same_text(reply: Reply, events: tuple[Event, ...], block: Block) -> bool:
+    return reply.text == block.text or any(event.text == reply.text for event in events if event.kind is Kind.ANSWER)
+
+
 def _holds_text(node: Node, events: tuple[Event, ...], block: Block) -> bool:
     """Whether a block repeats the text: as it is, inside another text, or the beginning of it."""
     reply = node.reply
-    if reply.text == block.text or any(event.text == reply.text for event in events if event.kind is Kind.ANSWER):
+    if _has_same_text(reply, events, block):
         return True
     if len(reply.text) > 11 and reply.text in block.text:
         return True

@@ -21,6 +21,8 @@ _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 #: What may be the id of a call inside a rendered text.
 _ID_LIKE = re.compile(r"[A-Za-z][A-Za-z0-9_.:\-]{4,79}")
+#: What agents put before a user's text: a time, a channel.
+_LABEL = re.compile(r"^(\[[^\]]*\]\s*)+")
 #: Words by which a quotation is recognised; agents cut what they quote.
 NUM_QUOTED_WORDS = 24
 #: Words from which a text is also recognised by later passages, and the characters in which they are looked for.
@@ -35,6 +37,11 @@ def collapse(text: str) -> str:
     if "</think>" in text:
         text = _THINKING.sub(" ", text)
     return " ".join(text.split())
+
+
+def without_label(text: str) -> str:
+    """A user's text without the time or the channel that its agent put before it, in brackets."""
+    return _LABEL.sub("", text)
 
 
 def words_of(text: str) -> list[str]:

@@ -134,7 +134,7 @@ def _is_other(found: Node, node: Node, alive: Alive) -> bool:
 
 
 def _quotes_user(found: Node, words: Words) -> bool:
-    return any(is_quoted(text, words.text) for event in found.tail for text in (event.text, event.lead) if text)
+    return any(is_quoted(text, words.text) for event in found.tail for text in event.quotable)
 
 
 def _is_same_text(found: Node, node: Node) -> bool:
