@@ -1,0 +1,56 @@
+"""Stock agent libraries, unmodified but for the base URL, on the real engines: whatever the small model says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hintloop_contract.messages import Drop
+from hintloop_contract.streams import DROPS
+
+from .test_scripted_clients import read_turns
+
+pytestmark = pytest.mark.engine
+
+#: Name and words. At most six answers each.
+AGENTS = {
+    "openai_chat": ("plain",),
+    "openai_responses": ("plain",),
+    "anthropic_messages": ("plain",),
+    "openai_agents": ("plain", "chat"),
+    "langchain_openai_chat": ("plain",),
+    "smolagents_tools": ("tools",),
+    "mini_swe_agent": (),
+}
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def policy(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(f"{request.param}_policy")
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_every_main_line_answer_is_linked(
+    agent: str, policy: Any, run_agent: Any, redis_server: Any, start_proxy: Any, make_broker: Any
+) -> None:
+    proxy = await asyncio.to_thread(start_proxy, policy.kind, policy.base_url, redis_server.url)
+    await asyncio.to_thread(proxy.wait, "/hintloop/ready")
+    broker = make_broker(redis_server.url)
+    await broker.ensure_groups()
+    said = await run_agent(agent, proxy.url, *AGENTS[agent], MAX_TOKENS="12", MAX_STEPS="2")
+    assert 2 <= said["answers"] <= 6
+    turns = await read_turns(broker, said["answers"] - 1)
+    assert len(turns) == said["answers"] - 1, await drops(broker)
+    assert len({turn.session_id for turn in turns}) == 1
+    for turn in turns:
+        record = await broker.get_turn(turn.turn_id)
+        assert len(record.response_ids) == len(record.logprobs) == turn.num_response_tokens > 0
+        assert json.loads(record.next_state)
+    await broker.close()
+
+
+async def drops(broker: Any) -> list[Drop]:
+    """What was dropped, for the message of a failure."""
+    return [entry.message for entry in await broker.read(DROPS, "test", 50, 200)]
