@@ -52,14 +52,13 @@ _ids_decoder = msgspec.json.Decoder(TokenIds | None)
 _entries_decoder = msgspec.json.Decoder(list[tuple[float | None, int | None, str | None]] | None)
 
 
-def decode_pieces(data: bytes) -> tuple[bytes, list[Piece]]:
-    """Decode an answer like ``reader.decode_reply``; several answers stand in order."""
+def decode_pieces(data: bytes) -> list[Piece]:
+    """Decode an answer like ``reply.decode_reply``; several answers stand in order."""
     try:
         pieces = _pieces_decoder.decode(data)
     except msgspec.DecodeError:
-        data = msgspec.json.encode(json.loads(data))
-        pieces = _pieces_decoder.decode(data)
-    return data, pieces if isinstance(pieces, list) else [pieces]
+        pieces = _pieces_decoder.decode(msgspec.json.encode(json.loads(data)))
+    return pieces if isinstance(pieces, list) else [pieces]
 
 
 class GenerateReader:
@@ -92,7 +91,7 @@ class GenerateReader:
         """A stream without ``[DONE]`` was cut."""
 
     def _read(self, data: bytes) -> bytes:
-        data, pieces = decode_pieces(data)
+        pieces = decode_pieces(data)
         unasked: list[tuple[str, msgspec.Raw]] = []
         for place, piece in enumerate(pieces):
             if piece.error is not ABSENT and piece.error != RAW_NULL:

@@ -125,8 +125,7 @@ class ReplyReader:
 
     def _event(self, data: bytes) -> bytes | None:
         """Any chunk."""
-        data, reply = decode_reply(data)
-        answer = self.answer
+        reply, answer = decode_reply(data), self.answer
         if reply.error not in NOTHING_SAID:
             answer.error = bytes(reply.error).decode(errors="replace")
             return data
@@ -135,7 +134,7 @@ class ReplyReader:
         usage = None if reply.usage in NOTHING_SAID else read_usage(reply.usage)
         if usage is not None:
             answer.usage_completion_tokens = usage
-        bare = bool(reply.choices) and self._hidden.bare_deltas and usage is None
+        bare = bool(reply.choices) and self._hidden.bare_deltas
         for seen in reply.choices:
             choice = answer.choice(seen.index)
             bare = self._grow(choice, seen) and bare
@@ -175,8 +174,7 @@ class ReplyReader:
 
     def _any_body(self, data: bytes) -> bytes:
         self.answer.choices.clear()
-        data, reply = decode_reply(data)
-        return self._body(data, reply)
+        return self._body(data, decode_reply(data))
 
     def _body(self, data: bytes, reply: Reply) -> bytes:
         """Any whole answer."""

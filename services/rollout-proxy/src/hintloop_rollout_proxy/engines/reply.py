@@ -190,17 +190,16 @@ _usage_decoder = msgspec.json.Decoder(Usage | None)
 _metadata_decoder = msgspec.json.Decoder(Metadata | None)
 
 
-def decode_reply(data: bytes) -> tuple[bytes, Reply]:
-    """Decode an answer; give back its JSON text, in which what JSON has no word for (NaN, infinities) is null.
+def decode_reply(data: bytes) -> Reply:
+    """Decode an answer. What JSON has no word for (NaN, infinities) is read as null; the client sees it as it is.
 
     Raises:
         msgspec.DecodeError, ValueError: it is not JSON of the expected shape.
     """
     try:
-        return data, _reply_decoder.decode(data)
+        return _reply_decoder.decode(data)
     except msgspec.DecodeError:
-        sane = msgspec.json.encode(json.loads(data))
-        return sane, _reply_decoder.decode(sane)
+        return _reply_decoder.decode(msgspec.json.encode(json.loads(data)))
 
 
 def cut_logprobs(data: bytes) -> tuple[bytes, bytes | None]:
