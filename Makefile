@@ -2,6 +2,7 @@
 # vllm or sglang. Not given: the demo takes vllm, `up` what the configuration says.
 ENGINE ?=
 ARGS ?=
+ONLY ?=
 PYTEST_ARGS ?=
 PYTHON := .venv/bin/python
 PACKAGES := contract services/rollout-proxy services/judge services/teacher services/trainer cli
@@ -31,6 +32,10 @@ test: setup-all  ## Run every test except the long series
 .PHONY: test-long
 test-long: setup-all  ## Run the long series as well
 	@$(PYTHON) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: venv  ## Measure against the goals (ONLY=proxy,…); writes .hintloop/bench/<part>.json
+	@$(PYTHON) -m benchmarks $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 .PHONY: lint
 lint: venv  ## Check style, types and the bounds between packages
