@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -69,13 +70,9 @@ def free_port() -> int:
 def compile_c(folder: Path, name: str) -> Path:
     """Compile ``<name>.c``; the executable."""
     out = folder / name
-    command = ["g++" if not _has("gcc") else "gcc", "-D_GNU_SOURCE", "-O2", "-Wall", "-o", str(out)]
-    subprocess.run([*command, str(HERE / f"{name}.c")], check=True)
+    compiler = ["gcc"] if shutil.which("gcc") else ["g++", "-x", "c"]
+    subprocess.run([*compiler, "-D_GNU_SOURCE", "-O2", "-Wall", "-o", str(out), str(HERE / f"{name}.c")], check=True)
     return out
-
-
-def _has(program: str) -> bool:
-    return subprocess.run(["which", program], capture_output=True, check=False).returncode == 0
 
 
 def make_site(core: Core, folder: Path, wire: Wire) -> Site:
@@ -177,10 +174,10 @@ def start_litellm(site: Site) -> Contestant:
             }
         )
     )
+    command = [str(folder / "bin/litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     server = site.core.start(
         LITELLM,
-        [str(folder / "bin/litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-        + ["--telemetry", "False"],
+        [*command, "--telemetry", "False"],
         site.folder,
         # Its price list comes with it; without this it would ask for a newer one at every start.
         {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": API_KEY},

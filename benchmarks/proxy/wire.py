@@ -18,9 +18,24 @@ ENGINE_MODEL = "engine/model-7b"
 API_KEY = "sk-benchmark-0123456789abcdef"
 _HEAD = {"id": "chatcmpl-b3e586bb41c27099", "created": 1795963918, "model": ENGINE_MODEL}
 _WORDS = (
-    "gradient trajectory reinforcement temperature distribution probability conversation engineering architecture"
-    " observation instruction distillation another through between because learning"
-).split(" ")
+    "gradient",
+    "trajectory",
+    "reinforcement",
+    "temperature",
+    "distribution",
+    "probability",
+    "conversation",
+    "engineering",
+    "architecture",
+    "observation",
+    "instruction",
+    "distillation",
+    "another",
+    "through",
+    "between",
+    "because",
+    "learning",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,9 @@ def write_wire(folder: Path) -> Wire:
     prompt_ids = [rng.randrange(1000, 49000) for _ in range(NUM_PROMPT_TOKENS)]
     wire = Wire(*(folder / name for name in ("body", "stream", "rules", "request", "stream-request")))
     wire.body.write_bytes(_json(_body(tokens, entries, ids, prompt_ids)))
-    wire.stream.write_bytes(b"".join(b"data: " + event + b"\n\n" for event in _events(tokens, entries, ids, prompt_ids)))
+    wire.stream.write_bytes(
+        b"".join(b"data: " + event + b"\n\n" for event in _events(tokens, entries, ids, prompt_ids))
+    )
     text = "".join(" " + rng.choice(_WORDS) for _ in range(88)).strip()
     for path, streamed in ((wire.request, False), (wire.stream_request, True)):
         path.write_bytes(_request(text, streamed))
