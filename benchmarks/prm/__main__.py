@@ -8,26 +8,21 @@ Written to `.hintloop/bench/prm.json`.
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
 
 from hintloop_contract.config.operations import LoggingSection
 from hintloop_contract.logs import configure_logging
 
+from benchmarks.goals import print_goals, write_report
 from benchmarks.prm import quality, wire
-
-TARGET = Path(".hintloop/bench/prm.json")
 
 
 def main() -> None:
     """Measure, write, and print the goals."""
     configure_logging("bench", LoggingSection(level="error"))
-    result = {**asyncio.run(wire.run()), "judge_quality": quality.run()}
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(json.dumps(result, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    for name, goal in result["goals"].items():
-        print(f"{name}: {goal['value']} (goal {goal['goal']}) {'met' if goal['met'] else 'NOT MET'}")
-    print(f"written to {TARGET}")
+    goals, measured = asyncio.run(wire.run())
+    path = write_report("prm", goals, wire=measured, judge_quality=quality.run())
+    print_goals("prm", goals)
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ from hintloop_teacher import grpc_requests, grpc_server
 from hintloop_teacher.dialects.base import EngineFacts
 from hintloop_teacher.forced import ForcedScores, tail_logprobs
 
+from benchmarks.goals import Goal
+
 NUM_PROMPT, NUM_TOKENS, NUM_CANDIDATES, VOCABULARY = 1024, 4096, 64, 151_936
 REPEATS = 9
 FACTS = EngineFacts("stand-in", "1", "teacher", None)
@@ -142,7 +144,9 @@ async def counting(port: int) -> AsyncIterator[Counted]:
 async def http_served(app: FastAPI) -> AsyncIterator[int]:
     """The app under uvicorn."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="off", timeout_keep_alive=600)
+    )
     running = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
         await asyncio.sleep(0.01)
@@ -290,26 +294,18 @@ async def measure_grpc(question: Question, compression: str) -> dict[str, float]
             }
 
 
-async def run() -> dict[str, Any]:
-    """All three, and the goals."""
+async def run() -> tuple[list[Goal], dict[str, Any]]:
+    """All three measured, against the goals."""
     question = make_question()
     http = await measure_http(question)
     packed, zipped = await measure_grpc(question, "none"), await measure_grpc(question, "gzip")
-    goals = {
-        name: goal
-        for label, found in (("grpc", packed), ("grpc_gzip", zipped))
-        for name, goal in (
-            (f"{label}_bytes_share", _at_most(0.2, found["bytes_on_the_wire"] / http["bytes_on_the_wire"])),
-            (f"{label}_decode_speedup", _at_least(10.0, http["client_decode_ms"] / found["client_decode_ms"])),
-        )
-    }
+    goals = []
+    for label, found in (("grpc", packed), ("grpc_gzip", zipped)):
+        share = found["bytes_on_the_wire"] / http["bytes_on_the_wire"]
+        speedup = http["client_decode_ms"] / found["client_decode_ms"]
+        goals += [
+            Goal(f"{label}_bytes_share_of_json", "at most", 0.2, round(share, 4)),
+            Goal(f"{label}_decode_speedup", "at least", 10.0, round(speedup, 1), "times"),
+        ]
     setting = {"response_tokens": NUM_TOKENS, "candidates": NUM_CANDIDATES, "prompt_tokens": NUM_PROMPT}
-    return {"goals": goals, "wire": {"setting": setting, "json_http": http, "grpc": packed, "grpc_gzip": zipped}}
-
-
-def _at_most(goal: float, value: float) -> dict[str, Any]:
-    return {"goal": goal, "value": round(value, 4), "met": value <= goal}
-
-
-def _at_least(goal: float, value: float) -> dict[str, Any]:
-    return {"goal": goal, "value": round(value, 1), "met": value >= goal}
+    return goals, {"setting": setting, "json_http": http, "grpc": packed, "grpc_gzip": zipped}
