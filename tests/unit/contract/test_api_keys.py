@@ -87,7 +87,10 @@ def test_environment_gives_a_list_or_commas(text: str, accepted: tuple[str, ...]
         ('[[proxy.api_keys]]\nkey = "the-key"\ntenant = "a b"', "[0].tenant"),
         ('[[proxy.api_keys]]\nkey = "the-key"\ntennant = "a"', "[0].tennant"),
         ('api_keys = ["the-key", { key = "the-key", tenant = "acme" }]', "keep one of the two"),
-        ("api_keys = [5]", "api_keys[0]"),
+        ("api_keys = [5]", "api_keys[0]: each is a key in quotes"),
+        ('api_keys = ["sha256:abc"]', "write it as an entry"),
+        ('api_keys = ["the-key\\nand more"]', "no header can carry"),
+        ('api_keys = { key = "the-key" }', "put it between [ and ]"),
     ],
 )
 def test_wrong_entries_are_refused_without_showing_the_key(tmp_path: Path, toml: str, said: str) -> None:
@@ -99,6 +102,13 @@ def test_wrong_entries_are_refused_without_showing_the_key(tmp_path: Path, toml:
     assert "proxy.api_keys" in str(caught.value)
     assert "the-key" not in str(caught.value)
     assert key_hash("k") not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ['["a-key", "b-key"', '[{"key": "a-key"}', "{'key': 'a-key'}"])
+def test_a_list_that_is_no_json_is_no_list_of_odd_keys(text: str) -> None:
+    with pytest.raises(ConfigError, match="mend the JSON") as caught:
+        load_config(environ={"HINTLOOP_PROXY__API_KEYS": text})
+    assert "a-key" not in str(caught.value)
 
 
 def test_an_empty_variable_does_not_open_the_door() -> None:

@@ -54,6 +54,8 @@ class RulesSection(Section):
 
 
 def _checked(name: str, pattern: str) -> re.Pattern[str]:
+    if not pattern:
+        raise ValueError(f"{name} holds an empty pattern, which every output has; write one, or remove it")
     try:
         return re.compile(pattern)
     except re.error as error:

@@ -113,6 +113,8 @@ def _file_layer(path: Path, environ: Mapping[str, str]) -> Layer:
         data = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
         raise ConfigError(f"configuration file {str(path)!r} is not valid: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"configuration file {str(path)!r} is not valid: it nests too deep") from None
     if not isinstance(data, dict):
         raise ConfigError(f"configuration file {str(path)!r} must hold sections, found {type(data).__name__}")
     for section, values in data.items():
@@ -166,7 +168,7 @@ def _parsed(text: str) -> Any:
     if text.lstrip().startswith(("[", "{")):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
     return text
 
@@ -201,17 +203,23 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
         if not path:
             lines.append(message)
             continue
+        inside = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"][2:])
         if item["type"] == "extra_forbidden":
-            inside = ".".join(str(part) for part in item["loc"])
             near = _nearest(str(item["loc"][-1]), _keys_at(item["loc"][:-1]))
-            lines.append(f"{origins.get(path, 'default')}: unknown key {inside!r}{near}")
+            lines.append(f"{_origin(path, origins)}: unknown key {path + inside!r}{near}")
             continue
         given = item.get("input")
         secret = isinstance(given, SecretStr) or "key" in path or path == "redis.url"
         shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
-        inside = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"][2:])
-        lines.append(f"{origins.get(path, 'default')}: {path}{inside}{shown}: {message}")
+        shown = re.sub(r"//[^/]*@", "//********@", shown)
+        lines.append(f"{_origin(path, origins)}: {path}{inside}{shown}: {message}")
     return lines
+
+
+def _origin(path: str, origins: Mapping[str, str]) -> str:
+    """Where a key came from; of a whole section, where its keys did."""
+    within = dict.fromkeys(origin for key, origin in origins.items() if key == path or key.startswith(f"{path}."))
+    return ", ".join(within) or "default"
 
 
 def _keys_at(place: Sequence[int | str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from hintloop_contract.config.section import Positive, Section, http_address
+from hintloop_contract.config.section import MAX_SECONDS, KeptSeconds, Positive, Section, http_address
 
 
 class RedisSection(Section):
@@ -14,11 +14,11 @@ class RedisSection(Section):
 
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """Address with password, if any (`redis://`, `rediss://` or `unix://`)."""
-    claim_idle_ms: Annotated[int, Field(ge=1000)] = 60_000
+    claim_idle_ms: Annotated[int, Field(ge=1000, le=MAX_SECONDS * 1000)] = 60_000
     """A message held this long without renewal is claimed by another worker."""
     max_attempts: Positive = 3
     """Failures of one message before it goes to `dead`."""
-    turn_retention_s: Annotated[int, Field(ge=0)] = 3600
+    turn_retention_s: KeptSeconds = 3600
     """How long a turn's record is kept after its end."""
     check_durability: bool = True
     """Refuse to start unless `maxmemory-policy` is `noeviction` and AOF is on."""

@@ -12,17 +12,33 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+#: Ten years; Redis takes no expiry that is much longer.
+MAX_SECONDS = 315_360_000
+KeptSeconds = Annotated[int, Field(ge=0, le=MAX_SECONDS)]
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are refused, attributes' docstrings are the documentation."""
+    """Base of every section: unknown keys and infinite numbers are refused, attributes' docstrings document them."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
 
 
 def http_address(value: str) -> str:
     """Check an ``http(s)://host[:port][/path]`` address and strip its trailing slash."""
     parts = urlsplit(value)
+    # Addresses stand in logs and error messages; a key among them would, too.
+    if "@" in parts.netloc:
+        raise ValueError(
+            "an address holds no user or password; leave out what stands before @, and give a key as an API key"
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{value!r} is not an http(s) address; write it as http://host:port")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{value!r} has a query or fragment, which paths cannot be added to; leave out ? and #")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError(f"the port of {value!r} is none of 1 to 65535")
     return value.rstrip("/")

@@ -8,7 +8,17 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator
 
 from hintloop_contract.config.access import ApiKeys
-from hintloop_contract.config.section import NonNegativeFloat, Port, Positive, PositiveFloat, Section, http_address
+from hintloop_contract.config.section import (
+    MAX_SECONDS,
+    NonNegativeFloat,
+    Port,
+    Positive,
+    PositiveFloat,
+    Section,
+    http_address,
+)
+
+Milliseconds = Annotated[int, Field(ge=0, le=MAX_SECONDS * 1000)]
 
 
 class RolloutSection(Section):
@@ -32,7 +42,7 @@ class RolloutSection(Section):
     """Fill `temperature`, `top_p` and `max_new_tokens` into agents' requests that leave them out."""
     passive_mode: bool = True
     """Must be true: there is no active rollout."""
-    session_timeout_sec: PositiveFloat = 300.0
+    session_timeout_sec: Annotated[float, Field(gt=0, le=MAX_SECONDS)] = 300.0
     """Seconds from the end of an answer to the arrival of the next request; later does not revive the turn."""
     max_turns_per_session: Positive = 10
     """Turn N + 1 opens a new segment."""
@@ -100,15 +110,15 @@ class ProxySection(Section):
 class LinkerSection(Section):
     """The linker."""
 
-    settle_ms: Annotated[int, Field(ge=0)] = 2000
+    settle_ms: Milliseconds = 2000
     """How long an uncertain link waits for a better one."""
-    reorder_ms: Annotated[int, Field(ge=0)] = 200
+    reorder_ms: Milliseconds = 200
     """How long a capture waits for others that ended before it and come in later, from another proxy."""
-    doubt_ms: Annotated[int, Field(ge=0)] = 30_000
+    doubt_ms: Milliseconds = 30_000
     """How long a link waits when its request may yet show as a side call (a memory flush, a compaction)."""
     max_requests: Annotated[int, Field(ge=100)] = 50_000
     """Most requests remembered; past it the oldest are settled before their session timeout."""
     capture_log: Path | None = None
     """File to which every capture is added as a line of JSON, for `hintloop link`. It holds prompts and answers."""
-    lease_ms: Annotated[int, Field(ge=1000)] = 10_000
+    lease_ms: Annotated[int, Field(ge=1000, le=MAX_SECONDS * 1000)] = 10_000
     """Length of the active linker's lease."""

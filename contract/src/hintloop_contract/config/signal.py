@@ -10,8 +10,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from hintloop_contract.config.access import ApiKeys
 from hintloop_contract.config.judging import RulesSection
 from hintloop_contract.config.section import (
+    KeptSeconds,
     NonNegativeFloat,
-    NonNegativeInt,
     Port,
     Positive,
     PositiveFloat,
@@ -52,7 +52,7 @@ class PrmSection(Section):
     """Temperature of the hint question."""
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of votes that must succeed for a judgement to stand."""
-    judge_cache_s: NonNegativeInt = 604_800
+    judge_cache_s: KeptSeconds = 604_800
     """Seconds for which votes are kept, so that a question about the same exchange is not paid twice; 0: never."""
     judge_cache_entries: Positive = 20_000
     """Most questions whose votes are kept; the oldest go first."""
@@ -112,7 +112,8 @@ class PrmSection(Section):
     @classmethod
     def _target(cls, value: str) -> str:
         host, _, port = value.rpartition(":")
-        if value and (not host or not port.isdigit() or "/" in host):
+        numbered = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535
+        if value and (not host or not numbered or "/" in host):
             raise ValueError(f"{value!r} is no gRPC address; write it as host:port, without http://")
         return value
 
@@ -126,6 +127,14 @@ class PrmSection(Section):
         """Where gRPC `ForcedScoring` is reached."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         return self.grpc_address or f"{host}:{self.grpc_listen_port}"
+
+    @model_validator(mode="after")
+    def _ports(self) -> PrmSection:
+        if self.grpc_listen_port > 65535:
+            raise ValueError("port 65535 has none after it for gRPC; set grpc_port, or another port")
+        if self.grpc_listen_port == self.port:
+            raise ValueError(f"port and grpc_port are both {self.port}; one of them needs another")
+        return self
 
     @model_validator(mode="after")
     def _teacher(self) -> PrmSection:

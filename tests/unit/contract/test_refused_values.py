@@ -1,0 +1,59 @@
+"""Values that no service could work with are refused with the key, the value and the fix, never by a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hintloop_contract.config import load_config
+from hintloop_contract.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("prm.judge_url", '"http://engine:99999"', "none of 1 to 65535"),
+        ("prm.judge_url", '"http://engine/v1?key=1"', "leave out ? and #"),
+        ("policy.engines", '["http://engine:x"]', "none of 1 to 65535"),
+        ("prm.grpc_address", '"engine:65536"', "write it as host:port"),
+        ("prm.grpc_address", '"engine:\u00b2"', "write it as host:port"),
+        ("prm.port", "65535", "set grpc_port"),
+        ("prm.grpc_port", "18010", "one of them needs another"),
+        ("prm.deadline_s", "inf", "finite"),
+        ("proxy.engine_wait_s", "inf", "finite"),
+        ("rollout.session_timeout_sec", "1e300", "less than or equal to 315360000"),
+        ("prm.judge_cache_s", "1000000000000000000", "less than or equal to 315360000"),
+        ("redis.turn_retention_s", "1000000000000000000", "less than or equal to 315360000"),
+        ("linker.settle_ms", "1000000000000000000", "less than or equal to 315360000000"),
+        ("prm.rules.tools.bash.failure_patterns", '[""]', "empty pattern"),
+    ],
+)
+def test_a_value_is_refused_by_its_key(tmp_path: Path, path: str, value: str, said: str) -> None:
+    section, _, key = path.partition(".")
+    file = tmp_path / "config.toml"
+    file.write_text(f"[{section}]\n{key} = {value}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config([file], environ={})
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"{file}: {section}")
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="no user or password") as caught:
+        load_config(environ={"HINTLOOP_PRM__JUDGE_URL": "http://user:pass-word@engine/v1"})
+    assert "pass-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("settings.json", "[" * 100_000),
+        ("settings.json", '{"proxy": ' + '{"port": ' * 5000 + "1" + "}" * 5001),
+        ("config.toml", "[proxy]\nport = " + "[" * 5000),
+    ],
+)
+def test_a_file_that_nests_too_deep_is_refused_by_its_name(tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"{name}' is not valid"):
+        load_config([file], environ={})
