@@ -80,13 +80,15 @@ def compare_tails(old: tuple[Event, ...], new: tuple[Event, ...], *, is_first: b
     old_texts, new_texts = [event.text for event in old], [event.text for event in new]
     while old_texts and new_texts and old_texts[0] == new_texts[0]:
         del old_texts[0], new_texts[0]
+    same_words = len(old_texts) == len(new_texts) < len(old)
     while old_texts and new_texts and old_texts[-1] == new_texts[-1]:
         del old_texts[-1], new_texts[-1]
     before, after = " ".join(old_texts), " ".join(new_texts)
     if after == before or not before or after.startswith(before + " "):
         # Nothing of it is gone: either a further message, or one that was merged into the failed one.
         return Change.WENT_ON
-    if not is_first or _keeps(before, after):
+    if not is_first or _keeps(before, after) or (same_words and before[0] == after[0] == "<"):
+        # (What agents tell of themselves behind the user's words stands in markup, and changes.)
         return Change.REWRITTEN
     return Change.OTHER
 

@@ -95,8 +95,8 @@ def _choose(
         found = likeness(node, reading, block, identity)
         if found is None or not is_enough(found, node, identity):
             continue
-        # Of equals none can be told from the other: the first that is free, else the newest.
-        rank = (*found.rank, node.free, -node.number if node.free else node.number)
+        # Of equals none can be told from the other: a whole one, then the first that is free, else the newest.
+        rank = (*found.rank, node.whole, node.free, -node.number if node.free else node.number)
         if best is None or rank > best_rank:
             best, best_rank = (node, found), rank
     if best is None:

@@ -71,8 +71,9 @@ class Index:
             for passage in reply.passages[1:]:
                 self.put_words(node, passage, "passage")
         self._add_calls(node)
-        for key in pair_keys(node.hashes, [*reply.calls, reply.text]):
-            self.put(node, "pair", key)
+        for said in (node.hashes, node.leads):
+            for key in pair_keys(said, [*reply.calls, reply.text]):
+                self.put(node, "pair", key)
         for end in node.sequence_ends:
             self.put(node, "sequence", end.key)
 

@@ -59,7 +59,7 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
     ids, parts = _echoed(node.reply, reading, block, node)
     if not parts and not ids:
         return None
-    share = common_share(node.hashes, reading.hashes[: block.start])
+    share = common_share(node.hashes + node.leads, reading.hashes[: block.start])
     return Likeness(
         line=_line(node.identity, identity),
         ids=ids,

@@ -54,6 +54,8 @@ class Node:
     digest: bytes
     hashes: array[int]
     """Events of the whole conversation up to the answer, int64."""
+    leads: array[int]
+    """Of the user's texts at the end that have several paragraphs: of the first alone, int64."""
     tail: tuple[Event, ...]
     """The user's texts at the end of the request."""
     head_digest: bytes

@@ -61,11 +61,16 @@ def was_detour(side: Node, reading: Reading, start: int, *, retold: bool = False
     ``retold``: the answer stands inside another's text, so that only what was asked last must be missing.
     """
     parent = side.parent
-    if parent is None or not side.continues or not side.tail:
+    if parent is None or not side.continues or not side.tail or side.reply.calls:
         return False
     if not parent.frame_score(reading.tools, reading.system):
         return False
-    others = side.frame_score(reading.tools, reading.system) < 2
+    likeness = side.frame_score(reading.tools, reading.system)
+    head_stands = len(side.hashes) > len(side.tail) and side.head_digest in reading.prefixes[: start + 1]
+    if likeness and head_stands:
+        # All that was before it is still there: nothing was summed up, only words of the agent's own fell away.
+        return False
+    others = likeness < 2
     asked = side.tail[-1:] if others or retold else side.tail
     if _was_asked(asked, reading, start) or side.digest in reading.prefixes[: start + 1]:
         return False
@@ -165,7 +170,7 @@ def is_title_of(side: Node, side_words: str, main: Node, reading: Reading) -> bo
         return True
     if not main.tools and side.system == main.system:
         return False
-    told = (f" {' '.join(words_of(event.text))} " for event in main.tail)
+    told = (f" {' '.join(words_of(form))} " for event in main.tail for form in event.quotable)
     return any(2 < len(words) < len(side_words) and " " in words.strip() and words in side_words for words in told)
 
 
