@@ -9,7 +9,9 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_teacher import wiring
+from hintloop_teacher.app import make_app
 from hintloop_teacher.wiring import build_deps, run_worker
+from httpx import ASGITransport, AsyncClient
 
 from tests.scripted.scoring_engine import WireEngine, served
 from tests.scripted.student import save_student
@@ -87,4 +89,22 @@ async def test_an_engine_is_left_alone_after_the_configured_failures(tmp_path: P
         engine.status = 200
         await asyncio.sleep(0.55)
         assert (await deps.engine.prepare()).dialect == "vllm"
+        await deps.engine.close()
+
+
+async def test_the_control_runs_on_demand_and_is_shown(tmp_path: Path) -> None:
+    async with served(WireEngine("sglang")) as engine:
+        deps = await deps_of(tmp_path, prm_url=engine.url)
+        async with AsyncClient(transport=ASGITransport(make_app(deps)), base_url="http://test") as http:
+            first = (await http.post("/v1/null_hint_control")).json()
+            assert (first["passed"], first["prm"]["status"]) == (None, "recorded")
+            again = (await http.post("/v1/null_hint_control")).json()
+            assert (again["passed"], again["prm"]["mean"]) == (True, 0.0)
+            engine.flaws = {"shifted"}
+            wrong = (await http.post("/v1/null_hint_control")).json()
+            assert (wrong["passed"], wrong["prm"]["status"]) == (False, "differs")
+            assert (await http.get("/v1/prm")).json()["teacher"]["control"] == wrong
+            engine.status = 503
+            away = await http.post("/v1/null_hint_control")
+            assert (away.status_code, away.json()["detail"]["reason"]) == (503, "prm_engine")
         await deps.engine.close()

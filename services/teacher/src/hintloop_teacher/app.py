@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from hintloop_teacher.auth import require_key
 from hintloop_teacher.bodies import PRM_EXAMPLE, PROBLEMS, FieldNamingRoute, ForcedBody, ForcedReply, reply
-from hintloop_teacher.control import ControlReport, RecentTurns
+from hintloop_teacher.control import ControlReport, RecentTurns, null_hint_control
 from hintloop_teacher.engine import TeacherEngine
 from hintloop_teacher.errors import (
     MisalignedError,
@@ -44,7 +44,7 @@ class TeacherDeps:
 
 
 def router(deps: TeacherDeps) -> APIRouter:
-    """``POST /v1/forced_logprobs``."""
+    """``POST /v1/forced_logprobs`` and ``POST /v1/null_hint_control``."""
     routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))], route_class=FieldNamingRoute)
 
     @routes.post("/v1/forced_logprobs", summary="Log-probabilities of given tokens", responses=PROBLEMS)
@@ -58,11 +58,24 @@ def router(deps: TeacherDeps) -> APIRouter:
                 raise UnsupportedError(f"model: {body.model!r} is asked, {scorer.facts.model!r} teaches here")
             scores = await scorer.score(body.prompt_ids, body.response_ids, body.top_k, body.candidate_ids)
         except HintloopError as error:
-            status, reason = _answer_to(error)
-            raise HTTPException(status, {"reason": reason, "message": str(error), "field": None}) from error
+            raise _problem(error) from error
         return reply(scores, scorer.facts)
 
+    @routes.post("/v1/null_hint_control", summary="Run the null-hint control now", responses=PROBLEMS)
+    async def control() -> dict[str, Any]:
+        """Un-hinted ids on both engines against scores of the same weights; `passed` is null when nothing compared."""
+        try:
+            deps.control = await null_hint_control(deps)
+        except HintloopError as error:
+            raise _problem(error) from error
+        return deps.control.as_dict()
+
     return routes
+
+
+def _problem(error: HintloopError) -> HTTPException:
+    status, reason = _answer_to(error)
+    return HTTPException(status, {"reason": reason, "message": str(error), "field": None})
 
 
 def _answer_to(error: HintloopError) -> tuple[int, str]:
