@@ -1,5 +1,6 @@
 """The teacher against real engines: scores as transformers has them, prompts as the engine served them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from hintloop_contract.config.schema import Config
-from hintloop_teacher.errors import MisalignedError, ProbeError, RenderMismatchError, TooLongError
+from hintloop_teacher.dialects.base import Question
+from hintloop_teacher.errors import MisalignedError, ProbeError, RefusedError, RenderMismatchError, TooLongError
 from hintloop_teacher.forced import tail_logprobs
 from hintloop_teacher.http import EngineClient
 from hintloop_teacher.policy_engines import PolicyEngines
@@ -122,8 +124,11 @@ async def test_ids_outside_the_vocabulary_never_reach_the_engine(client: EngineC
     assert limit is not None
     with pytest.raises(TooLongError, match=f"takes {limit}"):
         await scorer.score([1] * (limit - 7), [5] * 8)
-    # The longest that passes is scored: the limit is the engine's own, not a guess below it.
-    assert len((await scorer.score([1] * (limit - 8), [5] * 8)).logprobs) == 8
+    # The limit is the engine's own: one more token is refused at once, the longest is not (and takes a while).
+    with pytest.raises(RefusedError, match="400"):
+        await scorer.dialect.score(scorer.facts.model, Question([1] * (limit - 7), [5] * 8))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(scorer.score([1] * (limit - 8), [5] * 8), 2.0)
 
 
 async def test_too_many_candidates_are_refused_at_start(vllm_policy: Any, vocabulary: Vocabulary) -> None:
@@ -202,5 +207,5 @@ async def test_a_prompt_that_was_rewritten_is_spliced(engine: Any, renderer: Ren
 async def test_a_prompt_with_another_number_of_user_turns_is_not(engine: Any, renderer: Renderer) -> None:
     captured = await served_prompt_ids(engine, DIALOGUES[2])
     request = Request(engine.kind, engine.base_url, DIALOGUES[0], None, {}, captured)
-    with pytest.raises(RenderMismatchError, match="no splice: the user marker stands 2 times"):
+    with pytest.raises(RenderMismatchError, match="no splice: the marker stands 2 times"):
         await renderer.hinted_ids(request, HINT)
