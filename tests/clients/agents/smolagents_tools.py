@@ -21,14 +21,16 @@ def get_weather(city: str) -> str:
 
 
 class Counting(OpenAIServerModel):
-    """Counts the answers that came."""
+    """Counts the answers that came, and those of its side calls: at the last step it asks another system, no tools."""
 
     num_answers = 0
+    num_side = 0
 
     def generate(self, *args, **kwargs):
         """As the library does it."""
         answer = super().generate(*args, **kwargs)
         self.num_answers += 1
+        self.num_side += KIND == "tools" and not kwargs.get("tools_to_call_from")
         return answer
 
 
@@ -38,4 +40,4 @@ agent = make(tools=[get_weather], model=model, max_steps=MAX_STEPS, verbosity_le
 final = ""
 for task in ("What is the weather in Paris?", "And in Rome?"):
     final = str(agent.run(task, reset=False))
-print(json.dumps({"answers": model.num_answers, "final": final}))
+print(json.dumps({"answers": model.num_answers, "side": model.num_side, "final": final}))
