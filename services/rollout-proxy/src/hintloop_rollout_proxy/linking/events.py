@@ -43,13 +43,13 @@ class Event:
     call_id: str = ""
     name: str = ""
     mark: str = ""
-    lead: str = ""
-    """First paragraph of a user's text, when there are several: agents append reminders."""
+    leads: tuple[str, ...] = ()
+    """Of a user's text of several paragraphs: the first, and all but the last. Agents append reminders."""
 
     @property
     def quotable(self) -> list[str]:
-        """The forms in which an agent may quote a user's text: whole, its first paragraph, each without its label."""
-        forms = (self.text, self.lead)
+        """The forms in which an agent may quote a user's text: whole, its leads, each without its label."""
+        forms = (self.text, *self.leads)
         return [form for form in dict.fromkeys([*forms, *(without_label(form) for form in forms)]) if form]
 
 
@@ -157,8 +157,9 @@ class ReadingBuilder:
 
     def user(self, text: str, item: int) -> None:
         """A user's words."""
-        head, paragraphs, _ = text.partition("\n\n")
-        self._add(Event(Kind.USER, collapse(text), item, lead=collapse(head) if paragraphs else ""))
+        first, _, more = text.partition("\n\n")
+        leads = dict.fromkeys(map(collapse, (first, text.rpartition("\n\n")[0]))) if more else ()
+        self._add(Event(Kind.USER, collapse(text), item, leads=tuple(lead for lead in leads if lead)))
 
     def answer(self, text: str, item: int, mark: str = "") -> None:
         """A model's words; a bare ``mark`` refers to them."""

@@ -124,7 +124,7 @@ class Linker:
             identity=identity,
             digest=reading.digest,
             hashes=reading.hashes,
-            leads=array("q", [hash((event.kind, event.lead)) for event in tail if event.lead]),
+            leads=array("q", [hash((event.kind, lead)) for event in tail for lead in event.leads]),
             tail=tail,
             head_digest=reading.prefixes[len(reading.events) - len(tail)],
             tools=reading.tools,

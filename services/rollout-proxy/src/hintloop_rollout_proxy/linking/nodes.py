@@ -55,7 +55,7 @@ class Node:
     hashes: array[int]
     """Events of the whole conversation up to the answer, int64."""
     leads: array[int]
-    """Of the user's texts at the end that have several paragraphs: of the first alone, int64."""
+    """Leads of the user's texts at the end, int64."""
     tail: tuple[Event, ...]
     """The user's texts at the end of the request."""
     head_digest: bytes

@@ -65,12 +65,11 @@ def was_detour(side: Node, reading: Reading, start: int, *, retold: bool = False
         return False
     if not parent.frame_score(reading.tools, reading.system):
         return False
-    likeness = side.frame_score(reading.tools, reading.system)
+    others = not side.frame_score(reading.tools, reading.system)
     head_stands = len(side.hashes) > len(side.tail) and side.head_digest in reading.prefixes[: start + 1]
-    if likeness and head_stands:
+    if head_stands and not others:
         # All that was before it is still there: nothing was summed up, only words of the agent's own fell away.
         return False
-    others = likeness < 2
     asked = side.tail[-1:] if others or retold else side.tail
     if _was_asked(asked, reading, start) or side.digest in reading.prefixes[: start + 1]:
         return False
@@ -100,7 +99,7 @@ def was_kept(node: Node, reading: Reading, start: int) -> bool:
 def _was_asked(tail: tuple[Event, ...], reading: Reading, start: int) -> bool:
     """Whether any of these texts stands among the first ``start`` events, also inside another user's text."""
     hashes = set(reading.hashes[:start])
-    if any(hash((event.kind, text)) in hashes for event in tail for text in (event.text, event.lead) if text):
+    if any(hash((event.kind, text)) in hashes for event in tail for text in (event.text, *event.leads)):
         return True
     told = " ".join(event.text for event in reading.events[:start] if event.kind is Kind.USER)
     words = f" {' '.join(words_of(told))} "
@@ -148,10 +147,13 @@ def _is_same_text(found: Node, node: Node) -> bool:
     return not same_session and found.digest == node.digest
 
 
-def find_in_session(index: Index, node: Node, near: Alive) -> Node | None:
-    """The newest turn with tools in the session that ids name, when the request has none."""
+def find_in_session(index: Index, node: Node, quoted: Node | None, near: Alive) -> Node | None:
+    """The newest turn with tools in the session that ids name, when the request has none; that which it quotes, when
+    the session has several lines."""
     if node.tools or node.identity.session is None:
         return None
+    if quoted is not None and quoted.identity.session == node.identity.session:
+        return quoted
     for found in index.at(node.scope, "session", node.identity.session):
         if found.tools and _is_other(found, node, near):
             return found

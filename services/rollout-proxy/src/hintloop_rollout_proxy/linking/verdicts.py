@@ -188,10 +188,11 @@ class Classifier:
         """A side call with a transcript of its own, which tells of the conversation."""
         if not self._may_be_side or self._reading.sequence is not None or self._reading.last_kind is not Kind.USER:
             return None
-        found = sides.find_in_session(self._index, self._node, self._near)
-        if found is None and (not self._node.tools) and self._index.has(self._node.scope, "words:user"):
+        quoted = None
+        if not self._node.tools and self._index.has(self._node.scope, "words:user"):
             words = sides.words_in(self._reading, Kind.USER)
-            found = sides.find_quoted(self._index, self._node, words, self._alive, self._near)
+            quoted = sides.find_quoted(self._index, self._node, words, self._alive, self._near)
+        found = sides.find_in_session(self._index, self._node, quoted, self._near) or quoted
         return None if found is None else Verdict(Relation.SIDE, found)
 
     def _summarised(self) -> Verdict | None:
@@ -210,6 +211,8 @@ class Classifier:
         parent = (same or candidates or [about])[-1]
         if parent is self._node:
             return None
+        if self._may_be_side and sides.is_aside(self._node, self._reading, parent):
+            return Verdict(Relation.SIDE, parent)
         return Verdict(Relation.SUMMARISED, parent, summary=summary)
 
     def _stated(self) -> Verdict | None:
