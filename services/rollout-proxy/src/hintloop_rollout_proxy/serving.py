@@ -38,7 +38,7 @@ from hintloop_rollout_proxy.linking.identity import identity_headers
 from hintloop_rollout_proxy.parcels import Parcel
 from hintloop_rollout_proxy.request import Reading, fill_defaults, read_request, session_key
 from hintloop_rollout_proxy.timing import Timing
-from hintloop_rollout_proxy.upstream import Engine, answer_headers, request_headers
+from hintloop_rollout_proxy.upstream import Engine, EngineAnswer, answer_headers, request_headers
 
 CHAT_PATH = "/v1/chat/completions"
 #: Engine APIs whose answers can carry exact ids.
@@ -230,7 +230,7 @@ class Handler:
         for ask in ways_of(job.question, deps.dialect, engine, self._public_model):
             headers = [*passed, *ask.headers] if ask.headers else passed
             job.timing.ask()
-            async with deps.pool.request(engine, "POST", job.path, headers, ask.body) as response:
+            async with deps.pool.ask(engine, job.path, headers, ask.body) as response:
                 if response.status not in REJECTED:
                     self._take(job, engine, ask, response.status)
                     await self._relay(job, response, ask.reader)
@@ -258,10 +258,10 @@ class Handler:
             data = job.translation.error(status, data)
         await send_whole(job.send, status, headers, data)
 
-    async def _relay(self, job: Job, response: aiohttp.ClientResponse, reader: Reader) -> None:
+    async def _relay(self, job: Job, response: EngineAnswer, reader: Reader) -> None:
         if response.status >= 400:
             await self._give_error(job, response.status, answer_headers(response), await response.read())
-        elif response.headers.get("content-type", "").startswith("text/event-stream"):
+        elif response.header(b"content-type").startswith(b"text/event-stream"):
             await self._relay_stream(job, response, reader)
         else:
             data = await response.read()
@@ -276,7 +276,7 @@ class Handler:
             self._first_byte(job)
             await send_whole(job.send, response.status, answer_headers(response), seen)
 
-    async def _relay_stream(self, job: Job, response: aiohttp.ClientResponse, reader: Reader) -> None:
+    async def _relay_stream(self, job: Job, response: EngineAnswer, reader: Reader) -> None:
         relay = EventRelay(reader) if job.translation is None else TranslatingRelay(reader, job.translation)
         job.relay, job.started = relay, True
         send, first = job.send, True
@@ -285,7 +285,7 @@ class Handler:
             begin = relay.begin()
             if begin:
                 await send_body(send, begin, more=True)
-        async for block in response.content.iter_any():
+        async for block in response.iter_any():
             if first:
                 job.timing.receive()
             out = relay.feed(block)

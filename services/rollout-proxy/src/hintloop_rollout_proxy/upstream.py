@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import aiohttp
 import structlog
 from yarl import URL
 
 from hintloop_rollout_proxy.asgi import RawHeaders
+from hintloop_rollout_proxy.engine_http import EngineClient, EngineReply, is_plain
 from hintloop_rollout_proxy.errors import EngineUnreachableError, said
 
 #: Below the 5 s after which the engines' servers close an idle connection, so that none is used as it closes.
@@ -68,19 +70,61 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]], engine_key: str | No
     return out
 
 
-def answer_headers(response: aiohttp.ClientResponse) -> RawHeaders:
+def answer_headers(response: EngineAnswer | aiohttp.ClientResponse) -> RawHeaders:
     """The engine's headers that go on to the client."""
     return [(name.lower(), value) for name, value in response.raw_headers if name.lower() not in HOP_HEADERS]
 
 
+class EngineAnswer(Protocol):
+    """An engine's answer on its way, whichever client asked. Reading raises ``aiohttp.ClientError``."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        ...
+
+    @property
+    def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Headers as they came."""
+        ...
+
+    def header(self, name: bytes) -> bytes:
+        """The first header called ``name`` (lower case), or nothing."""
+        ...
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        ...
+
+    def iter_any(self) -> AsyncIterator[bytes]:
+        """The body in blocks as they come."""
+        ...
+
+
+class GeneralAnswer:
+    """An answer that aiohttp gave."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        """Read ``response``."""
+        self.status, self.raw_headers = response.status, response.raw_headers
+        self.read, self.iter_any = response.read, response.content.iter_any
+        self._response = response
+
+    def header(self, name: bytes) -> bytes:
+        """The first header called ``name``, or nothing."""
+        return self._response.headers.get(name.decode(), "").encode("latin-1")
+
+
 class EnginePool:
-    """Chooses among the engines by least requests in flight and sends through one shared session."""
+    """Chooses among the engines by least requests in flight. What generates goes over lean connections where the
+    engine's address allows it, all else through one shared session."""
 
     def __init__(self, urls: Sequence[str], session: aiohttp.ClientSession) -> None:
         """Serve from the workers at ``urls`` through ``session``."""
         self.engines = [Engine(url) for url in urls]
         self.session = session
         self._turn = 0
+        self._clients = {url: EngineClient(url, KEEPALIVE_S, CONNECT_TIMEOUT_S) for url in urls if is_plain(url)}
 
     def ordered(self) -> list[Engine]:
         """Engines in the order in which to try them: healthy first, then least in flight, ties in turn."""
@@ -88,6 +132,52 @@ class EnginePool:
         count = len(self.engines)
         rotated = [self.engines[(self._turn + offset) % count] for offset in range(count)]
         return sorted(rotated, key=lambda engine: (not engine.healthy, engine.in_flight))
+
+    @asynccontextmanager
+    async def ask(
+        self, engine: Engine, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> AsyncIterator[EngineAnswer]:
+        """Post one generating request to one engine; an answer that was not read to its end is aborted.
+
+        Raises:
+            EngineUnreachableError: no connection, or it broke before an answer began.
+        """
+        client = self._clients.get(engine.url)
+        if client is None:
+            async with self.request(engine, "POST", path, headers, body) as response:
+                yield GeneralAnswer(response)
+            return
+        engine.in_flight += 1
+        try:
+            reply = await self._post(engine, client, path, headers, body)
+            try:
+                yield reply
+            finally:
+                client.release(reply)
+        finally:
+            engine.in_flight -= 1
+
+    async def _post(
+        self, engine: Engine, client: EngineClient, path: str, headers: list[tuple[str, str]], body: bytes
+    ) -> EngineReply:
+        try:
+            try:
+                return await client.post(path, headers, body, fresh=False)
+            except aiohttp.ServerDisconnectedError:
+                # A kept connection can close just as it is used again; a fresh one cannot.
+                return await client.post(path, headers, body, fresh=True)
+        except aiohttp.ServerDisconnectedError as error:
+            raise EngineUnreachableError(f"policy engine {engine.url} closed the connection") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnreachableError(f"policy engine {engine.url} failed: {said(error)}") from error
+        except (OSError, TimeoutError) as error:
+            engine.healthy = False
+            raise EngineUnreachableError(f"policy engine {engine.url} cannot be reached: {said(error)}") from error
+
+    def close(self) -> None:
+        """Close the kept connections; the session is closed by whoever made it."""
+        for client in self._clients.values():
+            client.close()
 
     @asynccontextmanager
     async def request(

@@ -47,11 +47,11 @@ log = structlog.get_logger()
 async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
     """Dependencies over ``broker``, with the client session open; no task runs yet. Raises ``SpoolError``."""
     session = make_session()
+    pool = EnginePool(config.engine_urls, session)
     try:
         metrics, dialect = ProxyMetrics(), dialect_of(config.rollout.engine)
         versions, flight = VersionView(broker), InFlight(broker)
         gate = Gate(KeyRing(config.proxy.api_keys))
-        pool = EnginePool(config.engine_urls, session)
         engine_key = config.policy.api_key.get_secret_value()
         spool = Spool(config.proxy.spool_dir, config.proxy.spool_max_bytes)
         writer = CaptureWriter(broker, spool, versions, flight, metrics, config.proxy.max_captures)
@@ -80,6 +80,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             translated=translated_apis(ResponseStore(shared, ttl_s=config.rollout.session_timeout_sec)),
         )
     finally:
+        pool.close()
         await session.close()
 
 

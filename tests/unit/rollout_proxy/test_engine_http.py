@@ -1,0 +1,265 @@
+"""The lean client against servers that speak byte for byte what a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from hintloop_rollout_proxy import engine_http
+from hintloop_rollout_proxy.engine_http import EngineClient, is_plain
+from hintloop_rollout_proxy.errors import EngineUnreachableError
+from hintloop_rollout_proxy.upstream import EnginePool, make_session
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+class Server:
+    """Counts connections and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.num_connections = 0
+        self.requests: list[bytes] = []
+        self.gone = asyncio.Event()
+
+    async def read_request(self, reader: asyncio.StreamReader) -> bytes:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+        )
+        request = head + await reader.readexactly(length)
+        self.requests.append(request)
+        return request
+
+
+@asynccontextmanager
+async def serving(*answers: bytes, then: str = "wait") -> AsyncIterator[Server]:
+    """A server that gives ``answers`` in turn, on whichever connection; behind the last it waits or closes."""
+    server, left = Server(), list(answers)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.num_connections += 1
+        try:
+            while True:
+                await server.read_request(reader)
+                writer.write(left.pop(0) if left else b"")
+                await writer.drain()
+                if then == "close":
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            server.gone.set()
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield server
+    finally:
+        listener.close()
+
+
+async def ask(client: EngineClient, body: bytes = b"{}", **options: Any) -> tuple[int, bytes]:
+    reply = await client.post("/v1/x", [("a", "b")], body, fresh=options.get("fresh", False))
+    try:
+        return reply.status, await reply.read()
+    finally:
+        client.release(reply)
+
+
+def client_of(server: Server, keepalive_s: float = 3.0) -> EngineClient:
+    return EngineClient(server.url, keepalive_s, 5.0)
+
+
+WHOLE = OK + b"content-length: 5\r\nX-Two: 1\r\nX-Two: 2\r\n\r\nhello"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+INTERIM = b"HTTP/1.1 100 Continue\r\nx-no: 1\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [WHOLE, CHUNKED, INTERIM + WHOLE])
+async def test_answers_are_read_and_the_connection_is_kept(answer: bytes) -> None:
+    async with serving(answer, answer, answer) as server:
+        client = client_of(server)
+        assert [await ask(client) for _ in range(3)] == [(200, b"hello")] * 3
+        assert server.num_connections == 1
+        client.close()
+
+
+async def test_what_is_sent_is_a_request_to_the_engines_address() -> None:
+    async with serving(WHOLE) as server:
+        client = EngineClient(server.url + "/base/", 3.0, 5.0)
+        await ask(client, b'{"a":1}')
+        host = server.url.removeprefix("http://").encode()
+        expected = b"POST /base/v1/x HTTP/1.1\r\nhost: " + host + b"\r\na: b\r\ncontent-length: 7\r\n\r\n" + b'{"a":1}'
+        assert server.requests == [expected]
+        client.close()
+
+
+async def test_headers_come_as_they_were_sent() -> None:
+    async with serving(INTERIM + WHOLE) as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+        assert reply.raw_headers == [(b"content-length", b"5"), (b"X-Two", b"1"), (b"X-Two", b"2")]
+        assert (reply.header(b"x-two"), reply.header(b"absent")) == (b"1", b"")
+        client.release(reply)
+
+
+async def test_a_body_may_end_with_the_connection() -> None:
+    async with serving(OK + b"\r\nhello", then="close") as server:
+        client = client_of(server)
+        assert await ask(client) == (200, b"hello")
+        assert await_idle(client) == 0
+
+
+def await_idle(client: EngineClient) -> int:
+    return len(client._idle)
+
+
+@pytest.mark.parametrize(
+    "answer", [OK + b"content-length: 9\r\n\r\nhello", OK + b"transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n"]
+)
+async def test_a_body_that_is_cut_is_an_error_behind_what_came(answer: bytes) -> None:
+    async with serving(answer, then="close") as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+        seen = b""
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async for block in reply.iter_any():
+                seen += block
+        assert seen in (b"hello", b"hel")
+        client.release(reply)
+        assert await_idle(client) == 0
+
+
+async def test_what_is_no_http_is_an_error() -> None:
+    async with serving(b"hello\r\n\r\n") as server:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await ask(client_of(server))
+
+
+async def test_no_answer_is_a_disconnect() -> None:
+    async with serving(b"", then="close") as server:
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await ask(client_of(server))
+
+
+async def test_a_connection_that_the_engine_does_not_keep_is_not_used_again() -> None:
+    last = OK + b"connection: close\r\ncontent-length: 5\r\n\r\nhello"
+    async with serving(last, WHOLE) as server:
+        client = client_of(server)
+        assert [await ask(client) for _ in range(2)] == [(200, b"hello")] * 2
+        assert server.num_connections == 2
+        client.close()
+
+
+async def test_an_idle_connection_gets_old() -> None:
+    async with serving(WHOLE, WHOLE) as server:
+        client = client_of(server, keepalive_s=0.05)
+        await ask(client)
+        await asyncio.sleep(0.1)
+        await ask(client)
+        assert server.num_connections == 2
+        client.close()
+
+
+async def test_an_answer_that_is_not_read_to_its_end_ends_the_connection() -> None:
+    async with serving(OK + b"content-length: 50\r\n\r\nhello") as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+        assert [block async for block in _first(reply)] == [b"hello"]
+        client.release(reply)
+        async with asyncio.timeout(5):
+            await server.gone.wait()
+        assert await_idle(client) == 0
+
+
+async def _first(reply: engine_http.EngineReply) -> AsyncIterator[bytes]:
+    async for block in reply.iter_any():
+        yield block
+        return
+
+
+async def test_a_cancelled_wait_ends_the_connection() -> None:
+    async with serving(b"") as server:
+        asking = asyncio.create_task(ask(client_of(server)))
+        async with asyncio.timeout(5):
+            while not server.requests:
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        async with asyncio.timeout(5):
+            await server.gone.wait()
+
+
+async def test_a_slow_reader_makes_the_engine_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_http, "HIGH_WATER_BYTES", 10_000)
+    size = 8_000_000
+    async with serving(OK + b"content-length: %d\r\n\r\n" % size + b"x" * size) as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+        await asyncio.sleep(0.3)
+        assert reply._size < 2_000_000
+        assert sum([len(block) async for block in reply.iter_any()]) == size
+        client.release(reply)
+        assert await_idle(client) == 1
+        client.close()
+
+
+async def test_a_kept_connection_that_closes_meanwhile_is_replaced() -> None:
+    async with serving(WHOLE, WHOLE, then="close") as server, make_session() as session:
+        pool = EnginePool([server.url], session)
+        for _ in range(2):
+            async with pool.ask(pool.engines[0], "/v1/x", [], b"{}") as answer:
+                assert await answer.read() == b"hello"
+        assert server.num_connections == 2
+        assert pool.engines[0].in_flight == 0
+        pool.close()
+
+
+async def test_an_engine_that_is_not_there_is_unreachable() -> None:
+    async with make_session() as session:
+        pool = EnginePool(["http://127.0.0.1:1"], session)
+        pool.engines[0].healthy = True
+        with pytest.raises(EngineUnreachableError, match="cannot be reached"):
+            async with pool.ask(pool.engines[0], "/", [], b""):
+                pass
+        assert not pool.engines[0].healthy
+
+
+@pytest.mark.parametrize("answer", [b"hello\r\n\r\n", b""])
+async def test_an_engine_without_an_answer_is_unreachable(answer: bytes) -> None:
+    async with serving(answer, answer, then="close") as server, make_session() as session:
+        pool = EnginePool([server.url], session)
+        with pytest.raises(EngineUnreachableError):
+            async with pool.ask(pool.engines[0], "/", [], b""):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://engine/base", True),
+        ("https://engine", False),
+        ("http://user:word@engine", False),
+    ],
+)
+async def test_only_plain_addresses_are_asked_so(url: str, plain: bool) -> None:
+    assert is_plain(url) is plain
+    async with make_session() as session:
+        assert (url in EnginePool([url], session)._clients) is plain
+
+
+async def test_other_addresses_are_asked_by_the_general_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(CHUNKED) as server, make_session() as session:
+        pool = EnginePool([server.url], session)
+        pool._clients.clear()
+        async with pool.ask(pool.engines[0], "/v1/x", [("a", "b")], b"{}") as answer:
+            assert (answer.status, answer.header(b"transfer-encoding")) == (200, b"chunked")
+            assert b"".join([block async for block in answer.iter_any()]) == b"hello"
