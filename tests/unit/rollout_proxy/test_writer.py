@@ -380,3 +380,18 @@ async def test_past_the_bound_turns_are_dropped_and_counted(tmp_path: Path) -> N
     assert value_of(metrics, "problems", reason="backpressure") == 2
     assert len(flight) == 0
     await broker.close()
+
+
+async def test_the_configured_bound_is_kept(proxy: Any, fake_engine: Any) -> None:
+    fake_engine.replay("chat_stop")
+    broker = AwayBroker()
+    async with proxy(broker, proxy={"max_captures": 2}) as running:
+        for number in range(3):
+            status, _ = await running.ask({"model": "m", "messages": [{"role": "user", "content": str(number)}]})
+            assert status == 200
+        await read_ids(broker, 2)
+        async with asyncio.timeout(10):
+            while not (await broker.funnel()).drops:
+                await asyncio.sleep(0.01)
+        assert (await broker.funnel()).drops == {("capture", "backpressure"): 1}
+    await broker.close()
