@@ -167,7 +167,7 @@ def is_title_of(side: Node, side_words: str, main: Node, reading: Reading) -> bo
     same_session = side.identity.session is not None and side.identity.session == main.identity.session
     if same_session and main.tools:
         return True
-    if side.reply.telling and is_quoted(side.reply.text, words_in(reading, Kind.ANSWER).text):
+    if side.reply.telling and is_retold(side.reply, words_in(reading, Kind.ANSWER).text):
         # A plan, made by other means and then put into the model's mouth.
         return True
     if not main.tools and side.system == main.system:

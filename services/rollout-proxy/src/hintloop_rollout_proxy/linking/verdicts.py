@@ -56,13 +56,14 @@ class Classifier:
         """The first relation that holds."""
         node = self._node
         if node.side:
-            return Verdict(Relation.SIDE, self._named_main())
+            self._echo = self._find_echo()
+            return Verdict(Relation.SIDE, self._named_main(), echo=self._echo)
         if node.choices is not None and node.choices.nodes[0] is not node:
             return Verdict(Relation.CHOICE, node.choices.nodes[0])
         delta = self._delta()
         if delta is not None:
             return delta
-        self._echo = find_echo(self._index, node.scope, self._reading, node.identity, node.family, self._alive)
+        self._echo = self._find_echo()
         return (
             self._attempt()
             or self._by_echo()
@@ -75,13 +76,18 @@ class Classifier:
             or Verdict(Relation.ROOT)
         )
 
+    def _find_echo(self) -> Echo | None:
+        node = self._node
+        return find_echo(self._index, node.scope, self._reading, node.identity, node.family, self._alive)
+
     def _named_main(self) -> Node | None:
-        """The newest turn of the session that ids name."""
+        """The turn that is echoed, else the newest of the session that ids name."""
         if self._echo is not None:
             return self._echo.node
-        session = self._node.identity.session
-        nodes = self._index.at(self._node.scope, "session", session) if session else []
-        return next((found for found in nodes if not found.side and self._alive(found)), None)
+        identity = self._node.identity
+        nodes = self._index.at(self._node.scope, "session", identity.session) if identity.session else []
+        lines = [found for found in nodes if not found.side and self._alive(found)]
+        return next((found for found in lines if not found.identity.bars(identity)), lines[0] if lines else None)
 
     def _delta(self) -> Verdict | None:
         """Only what is new was sent, after a response that is named."""
