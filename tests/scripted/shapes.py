@@ -123,7 +123,7 @@ def _sglang_body(given: Given, asked: Json) -> Json:
         entries = _entries(one.sent, "sglang")
         choice["logprobs"] = {"content": entries} if asked.get("logprobs") else None
         choice |= {"finish_reason": finish_of(one), "matched_stop": None}
-        if asked.get("return_prompt_token_ids"):
+        if asked.get("return_prompt_token_ids") or asked.get("return_token_ids"):
             choice["prompt_token_ids"] = given.prompt_ids
         if asked.get("return_token_ids") and given.fault is not Fault.NO_IDS:
             choice["response_token_ids"] = ids_in(one.sent)

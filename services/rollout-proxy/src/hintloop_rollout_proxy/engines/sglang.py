@@ -25,12 +25,13 @@ SGLEXT = {
 }
 SGLEXT_HEADERS = tuple((header.decode(), "1") for _, header in SGLEXT.values())
 SWITCHED_ON = (b"1", b"true", b"yes", b"on")
-#: What asks for ids of a whole chat answer, and where it then stands.
-CHAT_FIELDS = {
-    "return_token_ids": "response_token_ids",
-    "return_prompt_token_ids": "prompt_token_ids",
-    "return_meta_info": "meta_info",
+#: Where ids of a whole chat answer stand, and what asks for each.
+CHAT_MEMBERS = {
+    "response_token_ids": ("return_token_ids",),
+    "prompt_token_ids": ("return_prompt_token_ids", "return_token_ids"),
+    "meta_info": ("return_meta_info",),
 }
+CHAT_FIELDS = tuple(fields[0] for fields in CHAT_MEMBERS.values())
 
 
 class SglangDialect:
@@ -52,7 +53,9 @@ class SglangDialect:
             for member, (field, header) in SGLEXT.items()
             if not truthy(fields, field) and headers.get(header, b"").strip().lower() not in SWITCHED_ON
         )
-        unasked = tuple(member for field, member in CHAT_FIELDS.items() if not truthy(fields, field))
+        unasked = tuple(
+            member for member, asking in CHAT_MEMBERS.items() if not any(truthy(fields, field) for field in asking)
+        )
         fields["logprobs"] = TRUE
         stream = truthy(fields, "stream")
         if stream:
