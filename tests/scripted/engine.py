@@ -16,6 +16,7 @@ from aiohttp import web
 
 from . import wire
 from .answers import Fault, Given, Scripted, Truth, prompt_ids_of, spoken
+from .shapes import FINGERPRINT
 
 Script = Callable[[dict[str, Any]], Scripted | Sequence[Scripted]]
 #: Requests that only the proxy's probe makes.
@@ -112,7 +113,7 @@ class ScriptedEngine:
             scores = [None, *({str(token): {"logprob": -2.0}} for token in asked["prompt"][1:])]
             return web.json_response({"choices": [{"prompt_logprobs": scores}]})
         choice = {"prompt_token_ids": [5, 6], "token_ids": [7, 8], "logprobs": {"token_logprobs": [-1.0, -1.0]}}
-        return web.json_response({"choices": [choice]})
+        return web.json_response({"choices": [choice], "system_fingerprint": FINGERPRINT})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         """SGLang's side of the probe."""
