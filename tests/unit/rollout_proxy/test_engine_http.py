@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 from hintloop_rollout_proxy import engine_http
 from hintloop_rollout_proxy.engine_http import EngineClient, is_plain
 from hintloop_rollout_proxy.errors import EngineUnreachableError
@@ -88,6 +89,17 @@ async def test_answers_are_read_and_the_connection_is_kept(answer: bytes) -> Non
         assert [await ask(client) for _ in range(3)] == [(200, b"hello")] * 3
         assert server.num_connections == 1
         client.close()
+
+
+def test_the_loop_that_the_proxy_runs_on_serves_it() -> None:
+    async def twice() -> list[tuple[int, bytes]]:
+        async with serving(WHOLE, CHUNKED) as server:
+            client = client_of(server)
+            answers = [await ask(client) for _ in range(2)]
+            client.close()
+            return answers
+
+    assert uvloop.run(twice()) == [(200, b"hello")] * 2
 
 
 async def test_what_is_sent_is_a_request_to_the_engines_address() -> None:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -126,8 +127,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.open = transport, True
+        # uvloop's transports are none of asyncio's classes.
+        self._transport, self.open = cast(asyncio.Transport, transport), True
 
     def ask(self, request: bytes) -> EngineReply:
         """Send one request; the connection is free again when the reply is done and was released."""
