@@ -104,6 +104,8 @@ def problem_of(exchange: Exchange, choice: Choice) -> Problem | None:
     if exchange.untrainable is not None:
         return DropReason.NOT_TRAINABLE, exchange.untrainable
     problem = find_problem(exchange.answer, choice)
+    if problem is None and choice.finish_reason is None:
+        return DropReason.ABORTED, "the engine gave no finish_reason: the last of the answer may be missing"
     if problem is None and exchange.behaviour_space is None:
         return DropReason.NOT_TRAINABLE, "the engine is not yet probed: which log-probabilities it reports is unknown"
     return problem

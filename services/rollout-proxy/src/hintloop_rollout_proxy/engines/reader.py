@@ -284,7 +284,10 @@ class ReplyReader:
         """Whether a chunk without choices holds nothing but what we asked for."""
         if usage is not None and not self._hidden.usage:
             return False
-        return usage is not None or any(getattr(reply, name) not in NOTHING_SAID for name in self._hidden.reply)
+        if usage is not None or any(getattr(reply, name) not in NOTHING_SAID for name in self._hidden.reply):
+            return True
+        unwanted = self._hidden.sglext
+        return bool(unwanted) and reply.sglext not in NOTHING_SAID and _members(reply.sglext).keys() <= set(unwanted)
 
     def _strip(self, data: bytes, reply: Reply) -> bytes:
         hidden, choices = self._hidden, reply.choices
@@ -354,8 +357,12 @@ def _said(value: object) -> bool:
 
 
 def _trim_sglext(data: bytes, sglext: msgspec.Raw, unwanted: tuple[str, ...]) -> bytes:
-    members = msgspec.json.decode(sglext, type=dict[str, msgspec.Raw])
+    members = _members(sglext)
     for name in unwanted:
         if name in members:
             data = remove_member(data, name.encode(), bytes(members[name])) or data
     return data
+
+
+def _members(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
+    return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
