@@ -20,6 +20,7 @@ from hintloop_contract.messages import Capture, DropReason
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import CAPTURES, DROPS, TURNS
 from hintloop_contract.tensors import unpack
+from hintloop_rollout_proxy.capture_log import log_line
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 
@@ -128,7 +129,12 @@ async def live(kind: str, plans: Sequence[Plan], start_proxy: Any, redis_url: st
     turns, drops = await outcomes(broker)
     records = {turn_id: await broker.get_turn(turn_id) for turn_id in turns}
     await broker.close()
-    return Judge(kind, engine, broker.captures, turns, records, drops).tally(seen)
+    tally = Judge(kind, engine, broker.captures, turns, records, drops).tally(seen)
+    if tally.lost:
+        path = folder / f"{kind}.jsonl"
+        path.write_bytes(b"".join(log_line(capture) for capture in broker.captures.values()))
+        tally.lost[0] += f"\nAll captures stand in {path}, which `hintloop link` reads."
+    return tally
 
 
 async def _live_all(url: str, engine: PlannedEngine, plans: Sequence[Plan]) -> list[Seen]:
