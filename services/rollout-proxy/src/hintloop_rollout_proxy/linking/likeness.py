@@ -27,7 +27,8 @@ class Likeness:
     ``line``: 1 the same session and branch, -1 other ones, 0 not known; ``ids``: 2 an id and the call itself, 1 an id;
     ``parts``: share of the answer's text and calls that stand there; ``exact``: everything before is the node's
     request; ``share``: common events before; ``frame``: see ``Node.frame_score``; ``same_text``: no less and no more
-    than the answer's text.
+    than the answer's text; ``begins``: nothing stands before it;
+    ``lesser``: asked with the same system text and some of the tools.
     """
 
     line: int
@@ -38,6 +39,8 @@ class Likeness:
     frame: int
     weak: bool
     same_text: bool
+    begins: bool
+    lesser: bool
 
     @property
     def rank(self) -> tuple[int, int, bool, float, float, bool, int, bool]:
@@ -69,6 +72,8 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
         frame=node.frame_score(reading.tools, reading.system),
         weak=bool(node.identity.weak & identity.weak),
         same_text=_has_same_text(node.reply, reading.events[block.start : block.end], block),
+        begins=block.start == 0,
+        lesser=node.system == reading.system and reading.tools <= node.tools,
     )
 
 
@@ -76,18 +81,21 @@ def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
     """Whether a likeness makes a link."""
     if node.identity.is_other_agent(identity):
         return False
+    telling = node.reply.telling
     if likeness.line < 0:
-        much = len(node.hashes) > FORK_EVENTS if likeness.exact else likeness.share >= FORK_SHARE and node.reply.telling
-        return not identity.sub_agent and (much or (likeness.exact and node.reply.telling))
+        little = likeness.frame == 2 and not identity.stated
+        much = likeness.exact and (telling or little or len(node.hashes) > FORK_EVENTS)
+        return not identity.sub_agent and (much or (likeness.share >= FORK_SHARE and telling))
     if likeness.ids == 2 or likeness.line > 0:
         return True
     if likeness.ids:
         return likeness.exact or likeness.share > 0
     if likeness.frame:
-        return likeness.exact or likeness.share > 0 or node.reply.telling
-    # Nobody else says even little after a whole conversation that is the same.
-    talked = likeness.exact and len(node.hashes) > len(node.tail)
-    return talked or (node.reply.telling and (likeness.exact or likeness.share > 0))
+        bare = likeness.begins and likeness.same_text and likeness.frame == 2
+        return likeness.exact or likeness.share > 0 or telling or bare
+    # Nobody else says even little after a whole conversation that is the same, or with less of the same means.
+    talked = likeness.exact and (len(node.hashes) > len(node.tail) or likeness.lesser)
+    return talked or (telling and (likeness.exact or likeness.share > 0))
 
 
 def common_share(earlier: array[int], before: array[int]) -> float:
@@ -177,7 +185,8 @@ def _shows_an_id(reply: Reply, text: str) -> bool:
 
 def is_retold(reply: Reply, words: str) -> bool:
     """Whether ``words`` (a text's words, between spaces) hold an answer, or some passage of it."""
-    return any(len(passage) > 12 and passage in words for passage in reply.passages)
+    passages = reply.passages
+    return any((len(passage) > 12 or len(passages) == 1) and passage in words for passage in passages)
 
 
 def is_quoted(text: str, words: str) -> bool:

@@ -93,6 +93,10 @@ def was_kept(node: Node, reading: Reading, start: int) -> bool:
     Of a side call that is what it asked last; before it may stand words of the line.
     """
     asked = node.tail[-1:] if node.side else node.tail
+    head = node.hashes[: len(node.hashes) - len(node.tail)]
+    if node.side and head and not common_share(head, reading.hashes[:start]):
+        # Of all that it was told nothing is left: its answer stands for that.
+        return False
     return node.digest in reading.prefixes[: start + 1] or _was_asked(asked, reading, start)
 
 
@@ -185,7 +189,9 @@ def find_summary(index: Index, node: Node, reading: Reading, alive: Alive) -> No
     best: tuple[tuple[bool, float, int], Node] | None = None
     for what in ("answer", "passage"):
         for found in index.quoted(node.scope, what, words.openings):
-            if found is node or not alive(found) or found.identity.bars(node.identity) or not found.reply.telling:
+            if found is node or not alive(found) or found.identity.bars(node.identity):
+                continue
+            if not found.reply.telling and not asks_for_summary(found):
                 continue
             if is_retold(found.reply, words.text) and _made_summary(found, node, reading):
                 about = found if found.about is None else found.about
