@@ -147,7 +147,7 @@ def draw_plans(kind: str, num_requests: int, number: int) -> list[Plan]:
 
         @seed(number + len(found))
         @settings(
-            max_examples=200,
+            max_examples=min(200, num_requests // 3),
             database=None,
             deadline=None,
             phases=[Phase.generate],
