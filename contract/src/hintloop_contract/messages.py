@@ -245,7 +245,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the trainer needs of one turn.
 
     Teacher log-probabilities are at temperature 1; ``behaviour_logprobs`` are in ``behaviour_space``. The
-    tail and the sampled token's log-probability are float32; the K candidates float16 with int32 ids.
+    tail and the sampled token's log-probability are float32; the K candidates float16 (float32 by option) with
+    int32 ids.
     Example: ``Sample(turn_id="0193…", score=-1, prompt_ids=…, response_ids=…, teacher_logprobs=…, …)``.
     """
 
@@ -271,11 +272,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     teacher_topk_ids: PackedArray | None = None
     """int32 ``[T, K]``, most likely first."""
     teacher_topk_logprobs: PackedArray | None = None
-    """float16 ``[T, K]``, nats."""
+    """float16 or float32 ``[T, K]``, nats."""
     teacher_tail_logprobs: PackedArray | None = None
     """float32 ``[T]``: log of the mass outside the K candidates."""
     teacher_model: str | None = None
     num_hinted_prompt_tokens: int | None = None
+    hinted_prompt_ids: PackedArray | None = None
+    """int32 ``[P']``: the prompt with its hint, where the trainer scores it or has it scored; ``None`` elsewhere."""
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
