@@ -264,7 +264,7 @@ def untrue(captured: Any, truth: Truth) -> str:
         return "other prompt ids"
     if captured.response_ids is None or tuple(unpack(captured.response_ids).tolist()) != truth.response_ids:
         return "other response ids"
-    if captured.logprobs is None or not np.array_equal(unpack(captured.logprobs), np.float32(truth.logprobs)):
+    if captured.logprobs is None or not np.array_equal(unpack(captured.logprobs), np.array(truth.logprobs, np.float32)):
         return "other log-probabilities"
     return ""
 

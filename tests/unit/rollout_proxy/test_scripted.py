@@ -7,6 +7,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -32,7 +33,8 @@ async def test_captured_is_what_was_sampled(kind: str, tmp_path: Path) -> None:
     broker = MemoryBroker()
     await broker.ensure_groups()
     async with serving(ScriptedEngine(kind, lambda asked: said[-1])) as engine:
-        async with start_proxy(make_config(engine, tmp_path / "spool"), broker) as running:
+        served: Any = engine
+        async with start_proxy(make_config(served, tmp_path / "spool"), broker) as running:
             for stream, fault in itertools.product((False, True), (None, *Fault)):
                 said.append(replace(SAID, fault=fault))
                 with contextlib.suppress(aiohttp.ClientPayloadError):
@@ -52,7 +54,7 @@ def check_true(capture: Capture, engine: ScriptedEngine) -> None:
     assert prompt_ids is not None and response_ids is not None and logprobs is not None
     assert tuple(unpack(prompt_ids)) == truth.prompt_ids
     assert tuple(unpack(response_ids)) == truth.response_ids
-    np.testing.assert_array_equal(unpack(logprobs), np.float32(truth.logprobs))
+    np.testing.assert_array_equal(unpack(logprobs), np.array(truth.logprobs, np.float32))
     assert capture.answer is not None
     answer = json.loads(capture.answer)
     assert answer["content"] == SAID.content
