@@ -59,3 +59,19 @@ def check_true(capture: Capture, engine: ScriptedEngine) -> None:
     answer = json.loads(capture.answer)
     assert answer["content"] == SAID.content
     assert answer["tool_calls"][0]["function"]["arguments"] == '{"city": "Łódź"}'
+
+
+async def test_a_stream_without_its_last_chunk_is_no_sample(tmp_path: Path) -> None:
+    """Each chunk of ``/generate`` counts itself, so that the counts of a cut answer agree."""
+    said = replace(SAID, fault=Fault.LOST_CHUNK, at=0.999)
+    broker = MemoryBroker()
+    await broker.ensure_groups()
+    async with serving(ScriptedEngine("sglang", lambda asked: said)) as engine:
+        served: Any = engine
+        async with start_proxy(make_config(served, tmp_path / "spool"), broker) as running:
+            asked = {"text": "Once", "sampling_params": {"max_new_tokens": 9}, "stream": True}
+            async with running.session.post(running.url + "/generate", json=asked) as response:
+                await response.read()
+            (capture,) = await running.captures()
+    await broker.close()
+    assert (capture.problem, capture.finish_reason) == ("aborted", None)
