@@ -62,8 +62,8 @@ def check_true(capture: Capture, engine: ScriptedEngine) -> None:
 
 
 async def test_a_stream_without_its_last_chunk_is_no_sample(tmp_path: Path) -> None:
-    """Each chunk of ``/generate`` counts itself, so that the counts of a cut answer agree."""
-    said = replace(SAID, fault=Fault.LOST_CHUNK, at=0.999)
+    """Each chunk of ``/generate`` counts itself, so that the counts of an answer cut after its first one agree."""
+    said = replace(SAID, fault=Fault.LOST_CHUNK, at=0.999, together=3)
     broker = MemoryBroker()
     await broker.ensure_groups()
     async with serving(ScriptedEngine("sglang", lambda asked: said)) as engine:
