@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hintloop_contract.config.access import HASH_PREFIX, ApiKeyEntry, key_hash
@@ -61,12 +61,16 @@ class KeyRing:
         return found
 
 
-def bearer_key(authorization: str | None, api_key: str | None = None) -> str:
-    """The key in ``Authorization: Bearer KEY``, else in ``x-api-key``; empty when neither holds one."""
-    scheme, _, key = (authorization or "").partition(" ")
-    if scheme.lower() == "bearer" and key.strip():
+def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key of ``Authorization: Bearer KEY``, ``x-api-key`` or ``api-key``; empty when none of them holds one.
+
+    ``headers`` have names in lower case. Bytes, because keys are hashed as they came: what frameworks make of other
+    characters than ASCII would be another key.
+    """
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and key.strip():
         return key.strip()
-    return (api_key or "").strip()
+    return headers.get(b"x-api-key", b"").strip() or headers.get(b"api-key", b"").strip()
 
 
 def new_key() -> str:

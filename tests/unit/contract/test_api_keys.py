@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hintloop_contract.api_keys import KeyIdentity, KeyRing, bearer_key, new_key
+from hintloop_contract.api_keys import KeyIdentity, KeyRing, new_key, presented_key
 from hintloop_contract.config import Config, load_config
 from hintloop_contract.config.access import key_hash
 from hintloop_contract.errors import ConfigError
@@ -137,10 +137,11 @@ def test_no_plain_key_and_no_hash_is_shown_or_kept(tmp_path: Path) -> None:
 
 
 def test_key_of_headers() -> None:
-    assert bearer_key("Bearer  k1 ") == "k1"
-    assert bearer_key("bearer k1", "k2") == "k1"
-    assert bearer_key("Basic abc", "k2") == "k2"
-    assert bearer_key(None) == ""
+    assert presented_key({b"authorization": b"Bearer  k1 "}) == b"k1"
+    assert presented_key({b"authorization": b"bearer k1", b"x-api-key": b"k2"}) == b"k1"
+    assert presented_key({b"authorization": b"Bearer ", b"x-api-key": b" k2 ", b"api-key": b"k3"}) == b"k2"
+    assert presented_key({b"authorization": b"Basic abc", b"x-api-key": b"", b"api-key": b"k3"}) == b"k3"
+    assert presented_key({}) == b""
 
 
 def test_new_keys_differ_and_fit_headers() -> None:

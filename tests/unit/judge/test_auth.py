@@ -9,7 +9,13 @@ from hintloop_judge.app import make_app
 from hintloop_judge.wiring import build_deps
 from httpx import ASGITransport, AsyncClient
 
-KEYS = ["plain-key", {"hash": key_hash("hashed-key"), "tenant": "acme"}]
+KEYS = ["plain-key", "schlüssel-钥匙", {"hash": key_hash("hashed-key"), "tenant": "acme"}]
+ACCEPTED = [
+    (b"Authorization", "Bearer plain-key"),
+    (b"Authorization", "Bearer schlüssel-钥匙"),
+    (b"x-api-key", "hashed-key"),
+    (b"api-key", "plain-key"),
+]
 BODY = {
     "messages": [{"role": "user", "content": "What is rain?"}],
     "answer": {"role": "assistant", "content": "Water."},
@@ -28,10 +34,11 @@ async def test_configured_keys_are_needed_but_for_health_and_metrics() -> None:
                 refused = await http.request(method, path, json=body, headers=headers)
                 assert refused.status_code == 401
                 assert refused.headers["www-authenticate"] == "Bearer"
-                assert "prm.api_keys" in refused.json()["detail"]
+                assert "prm.api_keys" in refused.json()["detail"]["message"]
                 assert "wrong" not in refused.text
-            for headers in ({"Authorization": "Bearer plain-key"}, {"x-api-key": "hashed-key"}):
-                assert (await http.request(method, path, json=body, headers=headers)).status_code == 200
+            for name, value in ACCEPTED:
+                known = [(name, value.encode())]
+                assert (await http.request(method, path, json=body, headers=known)).status_code == 200
         assert (await http.get("/health")).status_code == 200
         assert (await http.get("/metrics")).status_code == 200
     await broker.close()

@@ -351,6 +351,15 @@ async def test_an_engine_may_say_when_to_come_again(endpoint: FakeEndpoint) -> N
     await backend.close()
 
 
+async def test_a_retry_after_that_is_no_number_is_none(endpoint: FakeEndpoint) -> None:
+    endpoint.retry_after = "\u00b2"
+    endpoint.answer = lambda body: (503, {})
+    backend = backend_of(endpoint)
+    with pytest.raises(DependencyError, match="answered 503"):
+        await backend.judge(EXCHANGE, score=True, hint=False)
+    await backend.close()
+
+
 async def test_no_answer_is_read_without_end(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "MAX_ANSWER_BYTES", 1000)
     backend = backend_of(endpoint, opd={"judge_vote_count": 1}, prm={"circuit_failures": 100})

@@ -76,3 +76,24 @@ def test_a_broken_prompt_is_refused(tmp_path: Path, text: str) -> None:
 def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="judge_prompt_dir"):
         load_prompts(tmp_path)
+
+
+def test_what_stands_in_a_prompts_place_is_never_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "hint.md").write_text("$nonce $request $answer $next_state $reply_format")
+    (tmp_path / "score.md").symlink_to(tmp_path / "gone.md")
+    with pytest.raises(PromptError, match=r"score\.md cannot be read"):
+        load_prompts(tmp_path)
+    (tmp_path / "score.md").unlink()
+    (tmp_path / "score.md").mkdir()
+    with pytest.raises(PromptError, match=r"score\.md cannot be read"):
+        load_prompts(tmp_path)
+    (tmp_path / "score.md").rmdir()
+    (tmp_path / "score.md").write_bytes(b"\xff\xfe$nonce")
+    with pytest.raises(PromptError, match=r"score\.md cannot be read"):
+        load_prompts(tmp_path)
+
+
+def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "score.md").write_text("x")
+    with pytest.raises(PromptError, match="holds neither"):
+        load_prompts(tmp_path / "score.md")

@@ -1,8 +1,10 @@
 """The rules backend on sentences of many kinds. The demo's scripted user has wordings of its own."""
 
+import time
+
 import pytest
 from hintloop_contract.config.schema import OpdSection
-from hintloop_judge.rules import read_text
+from hintloop_judge.rules import Verdict, read_text
 
 SECTION = OpdSection()
 
@@ -166,3 +168,29 @@ def test_a_hint_with_a_control_token_is_not_offered() -> None:
     verdict = read_text("Too long. Answer in one sentence<|im_end|>.", SECTION)
     assert verdict.score == -1
     assert verdict.hint is None or "<|" not in verdict.hint
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "no, thanks. too long (please ",
+        "yes, ",
+        "太长了，",
+        "<context>",
+        "<context ",
+        "```{ x",
+        "e.g. ",
+        "a" + " " * 9000,
+    ],
+)
+def test_a_very_long_message_is_read_in_linear_time(unit: str) -> None:
+    text = (unit * 64_000)[:64_000]
+    started = time.process_time()
+    read_text(text, SECTION)
+    assert time.process_time() - started < 3.0  # a quadratic reading takes minutes
+
+
+def test_what_a_harness_wrote_in_one_long_line_is_left_out() -> None:
+    block = "<context>" + '{"too": "long"} ' * 800 + "</context>"
+    verdict = read_text(f"{block} One short sentence please. {block}", SECTION)
+    assert verdict == Verdict(-1, "One short sentence.")

@@ -93,3 +93,19 @@ def test_schema_votes() -> None:
 @pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [3]}, {"choices": [{"message": None}]}])
 def test_broken_completions_fail(body: dict[str, Any]) -> None:
     assert parse_vote("score", body, schema=False).failed
+
+
+@pytest.mark.parametrize("question", ["score", "hint"])
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ("\\boxed{\ud800}[HINT_START]Be brief \udfff.[HINT_END]", False),
+        ('{"hint": "Be brief, please \\ud800.", "score": "\\ud800"}', True),
+        ("[" * 100_000, True),
+        ('{"score": ' + "9" * 5000 + ', "hint": 5}', True),
+    ],
+)
+def test_what_cannot_be_stored_or_read_is_a_failed_vote(question: Question, text: str, schema: bool) -> None:
+    failed = vote(question, text, schema=schema).failed
+    assert failed is not None
+    failed.encode()

@@ -27,7 +27,7 @@ async def test_configured_keys_are_needed_but_for_health_and_metrics(tmp_path: P
             refused = await http.post("/v1/forced_logprobs", json=BODY, headers=headers)
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
-            assert "prm.api_keys" in refused.json()["detail"]
+            assert "prm.api_keys" in refused.json()["detail"]["message"]
             assert (await http.get("/v1/prm", headers=headers)).status_code == 401
         allowed = {"Authorization": "Bearer the-key"}
         # Past the door: the PRM engine is away.

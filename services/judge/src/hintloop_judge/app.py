@@ -11,18 +11,36 @@ from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Judgement
+from hintloop_contract.problems import INVALID, ProblemReply, problem
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from hintloop_judge.auth import require_key
 from hintloop_judge.backends import Backend, Opinion
-from hintloop_judge.bodies import ErrorReply, ExchangeBody, HintReply, ScoreReply, votes_of
+from hintloop_judge.bodies import ExchangeBody, HintReply, ScoreReply, votes_of
 from hintloop_judge.metrics import JudgeMetrics
+from hintloop_judge.routes import ExchangeRoute
 from hintloop_judge.unjudged import judgeable
 
-#: How a route answers whoever may not ask, and while the judge's engine is away.
+
+def _refusal(description: str, reason: str, message: str, field: str | None = None) -> dict[str, Any]:
+    example = {"detail": problem(reason, message, field)}
+    return {
+        "model": ProblemReply,
+        "description": description,
+        "content": {"application/json": {"example": example}},
+    }
+
+
+#: How a route answers besides 200.
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    401: {"model": ErrorReply, "description": "The API key is missing or unknown"},
-    503: {"model": ErrorReply, "description": "The judge's engine is away"},
+    401: _refusal("Who asks is not known", "unauthorized", "the API key is missing or unknown"),
+    413: _refusal("The body is too large", "too_large", "the body has more than 33554432 bytes"),
+    422: _refusal("The body does not fit", INVALID, "next_state: Field required", "next_state"),
+    503: _refusal(
+        "The judge's engine is away",
+        "prm_engine",
+        "prm-engine: http://127.0.0.1:30001/v1/chat/completions answered 503: loading",
+    ),
 }
 
 
@@ -39,7 +57,7 @@ class JudgeDeps:
 
 def router(deps: JudgeDeps) -> APIRouter:
     """``POST /v1/hints`` and ``POST /v1/scores``."""
-    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))])
+    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))], route_class=ExchangeRoute)
 
     @routes.post("/v1/hints", summary="A hint for an answer, from what followed it", responses=REFUSALS)
     async def hints(body: ExchangeBody) -> HintReply:
@@ -63,7 +81,7 @@ async def _judge(deps: JudgeDeps, body: ExchangeBody, *, score: bool, hint: bool
     try:
         return await deps.backend.judge(exchange, score=score, hint=hint)
     except DependencyError as error:
-        raise HTTPException(status_code=503, detail=str(error)) from error
+        raise HTTPException(503, problem("prm_engine", str(error))) from error
 
 
 def _common(opinion: Opinion, question: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import HTTPException, Request
-from hintloop_contract.api_keys import KeyIdentity, KeyRing, bearer_key
+from hintloop_contract.api_keys import KeyIdentity, KeyRing, presented_key
 from hintloop_contract.config.access import ApiKeyEntry
+from hintloop_contract.problems import problem
 
 
 def require_key(entries: Sequence[ApiKeyEntry]) -> Callable[[Request], Awaitable[KeyIdentity]]:
@@ -14,10 +15,11 @@ def require_key(entries: Sequence[ApiKeyEntry]) -> Callable[[Request], Awaitable
     keys = KeyRing(entries)
 
     async def caller(request: Request) -> KeyIdentity:
-        identity = keys.identify(bearer_key(request.headers.get("authorization"), request.headers.get("x-api-key")))
+        identity = keys.identify(presented_key(dict(request.headers.raw)))
         if identity is None:
             message = "the API key is missing or unknown; send one of prm.api_keys as 'Authorization: Bearer KEY'"
-            raise HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
+            detail = problem("unauthorized", message)
+            raise HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
         return identity
 
     return caller

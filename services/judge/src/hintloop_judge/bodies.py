@@ -112,18 +112,6 @@ class HintReply(_Reply):
     """A hint of `opd.min_hint_length` to `opd.max_hint_length` characters; null when there is none."""
 
 
-class ErrorReply(BaseModel):
-    """Why there is no answer."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"detail": "prm-engine: http://127.0.0.1:30001/v1/chat/completions answered 503: loading"}]
-        }
-    )
-
-    detail: str
-
-
 def votes_of(opinion: Opinion) -> list[VoteBody]:
     """The opinion's votes."""
     return [_vote(vote) for vote in opinion.judgement.votes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ Message = dict[str, Any]
 #: Roles whose words come from a person, and from the agent's tools.
 USER_ROLES = ("user",)
 TOOL_ROLES = ("tool", "function")
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ def _json(turn_id: str, name: str, raw: bytes) -> Any:
         return json.loads(raw)
     except ValueError as error:
         raise RecordError(f"turn {turn_id}: {name} is not JSON: {error}") from error
+    except RecursionError:
+        raise RecordError(f"turn {turn_id}: {name} nests too deep to be read") from None
 
 
 def _objects(turn_id: str, name: str, raw: bytes) -> tuple[Message, ...]:
@@ -145,6 +150,11 @@ def _flag(holder: dict[str, Any]) -> bool | None:
     if isinstance(value, bool):
         return value
     return True if holder.get("status") == "error" else None
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Whether the text holds half a character, which JSON can write (`"\\ud800"`) and nothing can store."""
+    return _SURROGATE.search(text) is not None
 
 
 def user_texts(messages: tuple[Message, ...]) -> list[str]:

@@ -173,7 +173,7 @@ class ChatEndpoint:
             return _object(data, url)
         text = data.decode(errors="replace")[:300]
         if status == 429 or status >= 500:
-            raise _TransientError(f"{url} answered {status}: {text}", float(after) if after.isdigit() else 0.0)
+            raise _TransientError(f"{url} answered {status}: {text}", float(after) if after.isdecimal() else 0.0)
         if status in _OPERATOR:
             raise DependencyError(
                 DEPENDENCY, f"{url} answered {status}: {text}; check prm.prm_url, prm.prm_api_key and prm.judge_model"

@@ -7,6 +7,7 @@ what stands for what; all but the lengths must be in a file, and no other may be
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from dataclasses import dataclass
 from importlib.resources import files
@@ -91,14 +92,15 @@ def load_prompts(directory: Path | None = None) -> Prompts:
     Raises:
         PromptError: the directory holds neither, or a file lacks a placeholder or holds an unknown one.
     """
-    if directory is not None and not any((directory / f"{name}.md").is_file() for name in QUESTIONS):
+    if directory is not None and not any(os.path.lexists(directory / f"{name}.md") for name in QUESTIONS):
         raise PromptError(f"prm.judge_prompt_dir {str(directory)!r} holds neither score.md nor hint.md")
     return Prompts(score=_template("score", directory), hint=_template("hint", directory))
 
 
 def _template(name: Question, directory: Path | None) -> Template:
     path = None if directory is None else directory / f"{name}.md"
-    if path is None or not path.is_file():
+    # Whatever stands at the path is meant: a directory, or a link that leads nowhere, is no reason for the shipped one.
+    if path is None or not os.path.lexists(path):
         shipped = files("hintloop_judge").joinpath("prompts", f"{name}.md")
         return _checked(Template(shipped.read_text(encoding="utf-8")), f"{name}.md")
     try:
@@ -124,8 +126,13 @@ def _request(exchange: Exchange) -> str:
     text = transcript(exchange.messages)
     if not exchange.tools:
         return text
-    names = [str((tool.get("function") or tool).get("name", "?")) for tool in exchange.tools]
+    names = [_tool_named(tool) for tool in exchange.tools]
     return f"{text}\n\n[tools available: {', '.join(names)}]"
+
+
+def _tool_named(tool: dict[str, Any]) -> str:
+    function = tool.get("function")
+    return str((function if isinstance(function, dict) else tool).get("name", "?"))
 
 
 def transcript(messages: tuple[Message, ...]) -> str:

@@ -8,10 +8,11 @@ greetings, thanks and the next question. English and Chinese.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from hintloop_contract.config.judging import RulesSection
@@ -48,6 +49,9 @@ class _Mood(StrEnum):
 
 #: What may stand before a hint that is too short by itself.
 _WIDENING = (Kind.COMPLAINT, Kind.CORRECTION, Kind.DIRECTION, Kind.FRAGMENT, Kind.OTHER)
+
+#: Of a text this many times as long as the longest hint, politeness and blanks leave no hint.
+_MOST_AROUND = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class RulesBackend:
 
     async def judge(self, exchange: Exchange, *, score: bool, hint: bool) -> Opinion:
         """Opinion on one exchange; both questions are answered at no cost, ``hint`` false leaves hints out."""
-        found_score, found_hint = judge_next_state(exchange, self._section, self._rules)
+        # A tool's output may be long, and the loop has other turns to serve.
+        found_score, found_hint = await asyncio.to_thread(judge_next_state, exchange, self._section, self._rules)
         kept = found_hint if hint and self._section.enable_hint_extraction else None
         vote = Vote(score=found_score, hint=kept)
         return Opinion(Judgement(score=found_score, hint=kept, votes=(vote,), backend=self.name))
@@ -202,33 +207,43 @@ def _hint(text: str, readings: list[Reading], section: OpdSection) -> str | None
     runs = _runs(readings, lambda reading: reading.carries)
     if not runs:
         runs = _runs(readings, lambda reading: reading.kind is Kind.COMPLAINT)
-    pieces = [piece for run in runs if (piece := _spoken(text, run))]
+    longest = _MOST_AROUND * section.max_hint_length
+    short = [run for run in runs if run[-1].clause.end - run[0].clause.start <= longest]
+    pieces = [piece for run in short if (piece := _spoken(text, run))]
+    if len(short) == len(runs) and _fits(joined := " ".join(pieces), section):
+        return joined
     # A very short wish counts with its politeness: the words are the user's either way.
-    verbatim = [_sentence(text[run[0].clause.start : _polite_end(readings, run)]) for run in runs]
+    verbatim = (_sentence(text[run[0].clause.start : _polite_end(readings, run)]) for run in short)
     # So do few words with what they answer: in Chinese a whole wish may have five characters.
-    widened = [_spoken(text, _widened(readings, run)) for run in runs]
-    candidates = [" ".join(pieces), *sorted(pieces, key=len, reverse=True), *verbatim, *widened]
-    for candidate in candidates:
-        if hint_problem(candidate, "", section) is None:
-            return candidate
-    return None
+    widened = (_spoken(text, wide) for run in short if (wide := _widened(readings, run, longest)))
+    candidates = chain(sorted(pieces, key=len, reverse=True), verbatim, widened)
+    return next((candidate for candidate in candidates if _fits(candidate, section)), None)
+
+
+def _fits(hint: str, section: OpdSection) -> bool:
+    return hint_problem(hint, "", section) is None
 
 
 def _polite_end(readings: list[Reading], run: list[Reading]) -> int:
     """Where the run ends, with the politeness that follows it in its sentence."""
-    last = readings.index(run[-1])
+    last = run[-1].clause.number
     following = readings[last + 1 : last + 2]
     if following and following[0].kind is Kind.PLEASANTRY and run[-1].next_to(following[0]):
         return following[0].clause.end
     return run[-1].clause.end
 
 
-def _widened(readings: list[Reading], run: list[Reading]) -> list[Reading]:
-    """The run with the clauses of its sentence that stand before it, but for questions and orders."""
-    first = readings.index(run[0])
-    start = first
+def _widened(readings: list[Reading], run: list[Reading], longest: int) -> list[Reading]:
+    """The run with the clauses of its sentence that stand before it, but for questions and orders.
+
+    Empty when it would have more than ``longest`` characters.
+    """
+    first = run[0].clause.number
+    start, end = first, run[-1].clause.end
     while start > 0 and readings[start - 1].next_to(run[0]) and readings[start - 1].kind in _WIDENING:
         start -= 1
+        if end - readings[start].clause.start > longest:
+            return []
     return [*readings[start:first], *run]
 
 

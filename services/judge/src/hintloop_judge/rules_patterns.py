@@ -258,10 +258,10 @@ PLEASANTRY = re.compile(
     r"lovely|awesome|excellent|exactly|there|sam|my friend|much appreciated|got it|understood|i see)\W*)+$"
 )
 
-#: Blocks of a user message that the agent's harness wrote, and what quotes others.
+#: What begins a block of a user message that the agent's harness wrote, or that quotes others; a quoted line is whole.
 INJECTED = re.compile(
-    r"<(system-reminder|environment_details|environment_context|context|additional_data)\b[^>]*>.*?</\1>|```.*?```|^>.*?$",
-    re.DOTALL | re.MULTILINE | re.IGNORECASE,
+    r"<(?P<tag>system-reminder|environment_details|environment_context|context|additional_data)\b[^<>]*>|```|^>.*$",
+    re.MULTILINE | re.IGNORECASE,
 )
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|mr|mrs|ms|dr|st|no|approx|cf)\.$", re.IGNORECASE)
 CLAUSE_BREAK = re.compile(

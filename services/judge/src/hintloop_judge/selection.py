@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 from hintloop_contract.config.schema import OpdSection
 from hintloop_contract.messages import Vote
 
+from hintloop_judge.conversation import has_lone_surrogate
 from hintloop_judge.rules_patterns import words
 
 #: A hint made of these words alone tells the teacher nothing.
@@ -56,8 +57,11 @@ def majority_score(votes: Sequence[Vote]) -> int | None:
 def hint_problem(hint: str, answer: str, section: OpdSection) -> str | None:
     """Why a hint cannot be used, or ``None``.
 
-    ``control_token`` (written like a chat template's), ``too_short``, ``too_long``, ``generic``, ``quotes_answer``.
+    ``control_token`` (written like a chat template's), ``broken`` (half a character), ``too_short``, ``too_long``,
+    ``generic``, ``quotes_answer``.
     """
+    if has_lone_surrogate(hint):
+        return "broken"
     if CONTROL_TOKEN.search(hint):
         return "control_token"
     if len(hint) < section.min_hint_length:

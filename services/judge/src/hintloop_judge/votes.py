@@ -12,6 +12,7 @@ from typing import Any
 
 from hintloop_contract.messages import Vote
 
+from hintloop_judge.conversation import has_lone_surrogate
 from hintloop_judge.errors import VoteError
 from hintloop_judge.prompts import Question
 
@@ -69,6 +70,7 @@ def choice_text(choice: Any) -> str:
     text = message.get("content") if isinstance(message, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise VoteError("the judge's answer is empty")
+    _check_storable(text)
     text = _THINK.sub("", text, count=1)
     if "<think>" in text:
         raise VoteError("the judge's reasoning does not end")
@@ -100,10 +102,15 @@ def _marked_hint(text: str) -> str | None:
     return hints.pop() or None
 
 
+def _check_storable(text: str) -> None:
+    if has_lone_surrogate(text):
+        raise VoteError("the judge's answer holds half a character (a lone surrogate)")
+
+
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise VoteError("the judge's answer is not the JSON that was asked") from None
     if not isinstance(value, dict):
         raise VoteError("the judge's answer is no JSON object")
@@ -124,4 +131,7 @@ def _schema_hint(text: str) -> str | None:
     hint = value["hint"]
     if hint is not None and not isinstance(hint, str):
         raise VoteError("the field hint is neither text nor null")
-    return (" ".join(hint.split()) or None) if hint is not None else None
+    if hint is None:
+        return None
+    _check_storable(hint)
+    return " ".join(hint.split()) or None

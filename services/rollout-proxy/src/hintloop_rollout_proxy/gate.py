@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hintloop_contract.api_keys import KeyIdentity, KeyRing
+from hintloop_contract.api_keys import KeyIdentity, KeyRing, presented_key
 
 from hintloop_rollout_proxy.errors import UnauthorizedError
 
 #: The client behind a request: its credential, tenant, and whether its turns may be trained.
 Client = KeyIdentity
-
-
-def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
-    """The key of ``Authorization: Bearer``, ``x-api-key`` or ``api-key``; empty when there is none."""
-    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer" and key:
-        return key.strip()
-    return headers.get(b"x-api-key", b"") or headers.get(b"api-key", b"")
 
 
 class Gate:

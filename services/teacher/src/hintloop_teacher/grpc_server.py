@@ -15,7 +15,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from hintloop_contract.api_keys import KeyRing, bearer_key
+from hintloop_contract.api_keys import KeyRing, presented_key
 from hintloop_contract.errors import ConfigError, HintloopError
 from hintloop_contract.scoring.channel import SERVER_OPTIONS, SERVICE_NAME
 from hintloop_contract.scoring.v1 import scoring_pb2_grpc
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-COMPRESSIONS = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
 HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 #: How long calls may go on after the server was told to end.
 GRACE_S = 5.0
@@ -122,15 +121,15 @@ async def _scores(scorer: ForcedScorer, asked: grpc_requests.Asked) -> Any:
 
 
 class KeyCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without a known key in the metadata `authorization` or `x-api-key`; health checks need none."""
+    """Refuses calls without a known key in the metadata, as HTTP has it in headers; health checks need none."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         """Let the call through, or answer ``UNAUTHENTICATED``."""
-        given = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
-        key = bearer_key(given.get("authorization"), given.get("x-api-key"))
+        metadata = details.invocation_metadata or ()
+        key = presented_key({name.encode(): value.encode() for name, value in metadata if isinstance(value, str)})
         if details.method.startswith(f"/{HEALTH_NAME}/") or self._keys.identify(key) is not None:
             return await continuation(details)
         return grpc.unary_unary_rpc_method_handler(_unauthenticated)
@@ -152,7 +151,6 @@ async def listening(deps: TeacherDeps) -> AsyncIterator[int]:
     server = grpc.aio.server(
         interceptors=[KeyCheck(KeyRing(prm.api_keys))],
         options=SERVER_OPTIONS,
-        compression=COMPRESSIONS[prm.grpc_compression],
     )
     scoring_pb2_grpc.add_ForcedScoringServicer_to_server(  # type: ignore[no-untyped-call]
         ForcedScoringService(deps), server
