@@ -62,12 +62,13 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
     ids, parts = _echoed(node.reply, reading, block, node)
     if not parts and not ids:
         return None
-    share = common_share(node.hashes + node.leads, reading.hashes[: block.start])
+    before, digest = reading.hashes[: block.start], reading.prefixes[block.start]
+    share = max(common_share(attempt.hashes + attempt.leads, before) for attempt in node.attempts)
     return Likeness(
         line=_line(node.identity, identity),
         ids=ids,
         parts=parts,
-        exact=node.digest == reading.prefixes[block.start],
+        exact=any(attempt.digest == digest for attempt in node.attempts),
         share=share,
         frame=node.frame_score(reading.tools, reading.system),
         weak=bool(node.identity.weak & identity.weak),
@@ -85,7 +86,7 @@ def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
     if likeness.line < 0:
         little = likeness.frame == 2 and not identity.stated
         much = likeness.exact and (telling or little or len(node.hashes) > FORK_EVENTS)
-        return not identity.sub_agent and (much or (likeness.share >= FORK_SHARE and telling))
+        return not identity.sub_agent and (much or (likeness.share >= FORK_SHARE and (telling or len(node.hashes) > 3)))
     if likeness.ids == 2 or likeness.line > 0:
         return True
     if likeness.ids:
@@ -94,7 +95,8 @@ def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
         bare = likeness.begins and likeness.same_text and likeness.frame == 2
         return likeness.exact or likeness.share > 0 or telling or bare
     # Nobody else says even little after a whole conversation that is the same, or with less of the same means.
-    talked = likeness.exact and (len(node.hashes) > len(node.tail) or likeness.lesser)
+    talked = likeness.exact and len(node.hashes) > len(node.tail)
+    talked = talked or (likeness.lesser and likeness.share >= FORK_SHARE)
     return talked or (telling and (likeness.exact or likeness.share > 0))
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hintloop_rollout_proxy.linking.events import Event, Reply
 from hintloop_rollout_proxy.linking.identity import Identity
 from hintloop_rollout_proxy.linking.sequences import SequenceEnd
+
+#: Most attempts that are looked back at.
+MAX_ATTEMPTS = 32
 
 Scope = tuple[str, str]
 """Tenant and credential: requests are only ever compared within a scope."""
@@ -97,6 +101,19 @@ class Node:
     """What our own ids of its answer have in common."""
     keys: list[tuple[Scope, str, object]] = field(default_factory=list)
     """Under which it is found, for forgetting."""
+
+    @property
+    def attempts(self) -> Iterator[Node]:
+        """This, and attempts that it repeats in other words; newest first."""
+        yield self
+        said, attempt = {self.digest}, self.retry_of
+        for _ in range(MAX_ATTEMPTS):
+            if attempt is None:
+                return
+            if attempt.digest not in said:
+                said.add(attempt.digest)
+                yield attempt
+            attempt = attempt.retry_of
 
     @property
     def answered(self) -> bool:

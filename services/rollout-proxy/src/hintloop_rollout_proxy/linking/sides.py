@@ -70,9 +70,10 @@ def was_detour(side: Node, reading: Reading, start: int, *, retold: bool = False
     if head_stands and not others:
         # All that was before it is still there: nothing was summed up, only words of the agent's own fell away.
         return False
-    asked = side.tail[-1:] if others or retold else side.tail
-    if _was_asked(asked, reading, start) or side.digest in reading.prefixes[: start + 1]:
-        return False
+    for attempt in side.attempts:
+        asked = attempt.tail[-1:] if others or retold else attempt.tail
+        if _was_asked(asked, reading, start) or attempt.digest in reading.prefixes[: start + 1]:
+            return False
     if others:
         return True
     if _stands_in(parent, reading):
