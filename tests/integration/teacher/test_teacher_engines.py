@@ -1,6 +1,5 @@
 """The teacher against real engines: scores as transformers has them, prompts as the engine served them."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -124,11 +123,9 @@ async def test_ids_outside_the_vocabulary_never_reach_the_engine(client: EngineC
     assert limit is not None
     with pytest.raises(TooLongError, match=f"takes {limit}"):
         await scorer.score([1] * (limit - 7), [5] * 8)
-    # The limit is the engine's own: one more token is refused at once, the longest is not (and takes a while).
+    # Past the limit the engine itself refuses. The longest that passes would take half a minute, also abandoned.
     with pytest.raises(RefusedError, match="400"):
         await scorer.dialect.score(scorer.facts.model, Question([1] * (limit - 7), [5] * 8))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(scorer.score([1] * (limit - 8), [5] * 8), 2.0)
 
 
 async def test_too_many_candidates_are_refused_at_start(vllm_policy: Any, vocabulary: Vocabulary) -> None:
