@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hintloop_contract.errors import MessageError
 from hintloop_contract.scoring import channel
-from hintloop_contract.scoring.packing import is_given, to_array, to_tensor
+from hintloop_contract.scoring.packing import PLANES, is_given, to_array, to_tensor
 from hintloop_contract.scoring.v1 import scoring_pb2
 from hintloop_contract.scoring.v1.scoring_pb2 import ScoreReply, ScoreRequest, Tensor
 
@@ -73,6 +73,30 @@ def test_arrays_come_back_bit_for_bit(dtype: str, shape: tuple[int, ...]) -> Non
     array = to_array(wire, "field", dtypes=(dtype,), ndim=len(shape))
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, values)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float16", "float32"])
+def test_planes_come_back_bit_for_bit_and_smaller(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 150_000, (500, 64)) if dtype == "int32" else -rng.exponential(4.0, (500, 64))
+    plain, encoded = to_tensor(values, dtype), to_tensor(values, dtype, PLANES)
+    array = to_array(Tensor.FromString(encoded.SerializeToString()), "field", dtypes=(dtype,), ndim=2)
+    np.testing.assert_array_equal(array, np.asarray(values).astype(dtype))
+    assert not array.flags.writeable
+    assert encoded.encoding == PLANES
+    assert len(encoded.data) < 0.95 * len(plain.data)
+    assert to_tensor(values[:10], dtype, PLANES).encoding == "", "small arrays stay plain"
+
+
+def test_damaged_planes_are_refused() -> None:
+    whole = to_tensor(np.arange(10_000, dtype=np.int32), "int32", PLANES)
+    cut = Tensor(dtype="int32", shape=[10_000], data=whole.data[:-7], encoding=PLANES)
+    other_shape = Tensor(dtype="int32", shape=[9_999], data=whole.data, encoding=PLANES)
+    huge = Tensor(dtype="int32", shape=[2**31, 4], data=whole.data, encoding=PLANES)
+    unknown = Tensor(dtype="int32", shape=[10_000], data=whole.data, encoding="lz4")
+    for tensor, words in ((cut, "field: "), (other_shape, "field: "), (huge, "at most"), (unknown, "'lz4', known")):
+        with pytest.raises(MessageError, match=words):
+            to_array(tensor, "field", dtypes=("int32",), ndim=1 if tensor is not huge else 2)
 
 
 def test_a_decoded_array_is_a_view_of_the_message_s_bytes() -> None:

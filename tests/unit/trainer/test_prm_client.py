@@ -153,7 +153,9 @@ async def test_the_caller_s_key_is_presented(prm: FakePrm) -> None:
     await known.close()
 
 
-async def test_gzip_is_understood(prm: FakePrm) -> None:
-    client = client_of(prm, grpc_compression="gzip")
+@pytest.mark.parametrize(("configured", "asked"), [("zstd", "planes-zstd"), ("none", "")])
+async def test_encoding_is_asked_as_configured(prm: FakePrm, configured: str, asked: str) -> None:
+    client = client_of(prm, grpc_compression=configured)
     assert isinstance((await client.score([question(1, [1] * 50)]))[0], Answer)
+    assert prm.requests[-1].encoding == asked
     await client.close()

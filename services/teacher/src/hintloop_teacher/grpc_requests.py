@@ -6,12 +6,12 @@ Legend: P = prompt tokens, T = response tokens, K = candidates.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from hintloop_contract.errors import MessageError
 from hintloop_contract.scoring.channel import DEFAULT_PART_TOKENS, TOPK_DTYPES
-from hintloop_contract.scoring.packing import is_given, to_array, to_tensor
+from hintloop_contract.scoring.packing import ENCODINGS, is_given, to_array, to_tensor
 from hintloop_contract.scoring.v1.scoring_pb2 import ScorePart, ScoreReply, ScoreRequest, Tensor
 
 from hintloop_teacher.dialects.base import EngineFacts
@@ -32,7 +32,8 @@ class Asked:
     candidates: list[list[int]] | None = None
     topk_dtype: str = TOPK_DTYPES[0]
     model: str = ""
-    request_id: str = field(default="")
+    request_id: str = ""
+    encoding: str = ""
 
 
 def read(request: ScoreRequest, vocabulary_size: int) -> Asked:
@@ -60,6 +61,8 @@ def read(request: ScoreRequest, vocabulary_size: int) -> Asked:
         request.topk_dtype or TOPK_DTYPES[0],
         request.model,
         request.request_id,
+        # An encoding that this version does not know is one that it does not use.
+        request.encoding if request.encoding in ENCODINGS else "",
     )
 
 
@@ -102,7 +105,7 @@ def reply(
     """The packed scores of response tokens ``start`` to ``stop``."""
     span = slice(start, stop)
     found = ScoreReply(
-        logprobs=to_tensor(scores.logprobs[span], "float32"),
+        logprobs=to_tensor(scores.logprobs[span], "float32", asked.encoding),
         model=facts.model,
         dialect=facts.dialect,
         temperature=1.0,
@@ -111,10 +114,10 @@ def reply(
         request_id=asked.request_id,
     )
     if scores.topk_logprobs is not None and scores.topk_ids is not None and scores.tail_logprobs is not None:
-        found.topk_logprobs.CopyFrom(to_tensor(scores.topk_logprobs[span], asked.topk_dtype))
-        found.tail_logprobs.CopyFrom(to_tensor(scores.tail_logprobs[span], "float32"))
+        found.topk_logprobs.CopyFrom(to_tensor(scores.topk_logprobs[span], asked.topk_dtype, asked.encoding))
+        found.tail_logprobs.CopyFrom(to_tensor(scores.tail_logprobs[span], "float32", asked.encoding))
         if asked.candidates is None:
-            found.topk_ids.CopyFrom(to_tensor(scores.topk_ids[span], "int32"))
+            found.topk_ids.CopyFrom(to_tensor(scores.topk_ids[span], "int32", asked.encoding))
     return found
 
 

@@ -20,6 +20,7 @@ from hintloop_contract.config.signal import PrmSection
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import DropReason
 from hintloop_contract.scoring.channel import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVICE_NAME
+from hintloop_contract.scoring.packing import PLANES, plain_data
 from hintloop_contract.scoring.v1.scoring_pb2 import ScorePart, ScoreReply, ScoreRequest, ScoreStreamRequest, Tensor
 from hintloop_contract.scoring.v1.scoring_pb2_grpc import ForcedScoringStub
 from hintloop_contract.tensors import PackedArray
@@ -27,7 +28,8 @@ from hintloop_contract.tensors import PackedArray
 from hintloop_trainer.errors import ScoringRefusedError
 
 DEPENDENCY = "prm"
-COMPRESSIONS = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
+#: What `prm.grpc_compression` asks for.
+ENCODINGS = {"none": "", "zstd": PLANES}
 #: Most bytes of arrays in one request; a message may hold more, but not much more.
 HEALTH_TIMEOUT_S = 5.0
 REQUEST_BYTES = MAX_MESSAGE_BYTES // 4
@@ -104,6 +106,7 @@ class PrmClient:
             response_ids=_tensor(question.response_ids),
             candidate_ids=None if chosen is None else _tensor(chosen),
             topk_dtype=self._topk_dtype,
+            encoding=ENCODINGS[self._section.grpc_compression],
         )
 
     async def _ask(self, requests: Sequence[ScoreRequest]) -> list[Answer | Unscorable]:
@@ -149,11 +152,7 @@ class PrmClient:
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(
-                self._section.grpc_target,
-                options=CLIENT_OPTIONS,
-                compression=COMPRESSIONS[self._section.grpc_compression],
-            )
+            self._channel = grpc.aio.insecure_channel(self._section.grpc_target, options=CLIENT_OPTIONS)
         return self._channel
 
     async def health(self) -> tuple[bool, str]:
@@ -184,5 +183,5 @@ def _array(replies: Sequence[ScoreReply], name: str) -> PackedArray | None:
     if not first.dtype:
         return None
     num_rows = sum(tensor.shape[0] for tensor in tensors)
-    data = first.data if len(tensors) == 1 else b"".join(tensor.data for tensor in tensors)
+    data = plain_data(first) if len(tensors) == 1 else b"".join(map(plain_data, tensors))
     return PackedArray(dtype=first.dtype, shape=(num_rows, *first.shape[1:]), data=data)

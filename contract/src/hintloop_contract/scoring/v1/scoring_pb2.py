@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*hintloop_contract/scoring/v1/scoring.proto\x12\x13hintloop.scoring.v1\"4\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xec\x01\n\x0cScoreRequest\x12/\n\nprompt_ids\x18\x01 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\x31\n\x0cresponse_ids\x18\x02 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x32\n\rcandidate_ids\x18\x04 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\ntopk_dtype\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\"\xd3\x02\n\nScoreReply\x12-\n\x08logprobs\x18\x01 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12-\n\x08topk_ids\x18\x02 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\x32\n\rtopk_logprobs\x18\x03 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\x32\n\rtail_logprobs\x18\x04 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0f\n\x07\x64ialect\x18\x06 \x01(\t\x12\x13\n\x0btemperature\x18\x07 \x01(\x02\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\r\x12\x1b\n\x13num_response_tokens\x18\t \x01(\r\x12\x12\n\nrequest_id\x18\n \x01(\t\"_\n\x12ScoreStreamRequest\x12\x34\n\tsequences\x18\x01 \x03(\x0b\x32!.hintloop.scoring.v1.ScoreRequest\x12\x13\n\x0bpart_tokens\x18\x02 \x01(\r\"\x8b\x01\n\tScorePart\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12.\n\x05reply\x18\x03 \x01(\x0b\x32\x1f.hintloop.scoring.v1.ScoreReply\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x0e\n\x06status\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t2\xb6\x01\n\rForcedScoring\x12K\n\x05Score\x12!.hintloop.scoring.v1.ScoreRequest\x1a\x1f.hintloop.scoring.v1.ScoreReply\x12X\n\x0bScoreStream\x12\'.hintloop.scoring.v1.ScoreStreamRequest\x1a\x1e.hintloop.scoring.v1.ScorePart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*hintloop_contract/scoring/v1/scoring.proto\x12\x13hintloop.scoring.v1\"F\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x10\n\x08\x65ncoding\x18\x04 \x01(\t\"\xfe\x01\n\x0cScoreRequest\x12/\n\nprompt_ids\x18\x01 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\x31\n\x0cresponse_ids\x18\x02 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x32\n\rcandidate_ids\x18\x04 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\ntopk_dtype\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08\x65ncoding\x18\x08 \x01(\t\"\xd3\x02\n\nScoreReply\x12-\n\x08logprobs\x18\x01 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12-\n\x08topk_ids\x18\x02 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\x32\n\rtopk_logprobs\x18\x03 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\x32\n\rtail_logprobs\x18\x04 \x01(\x0b\x32\x1b.hintloop.scoring.v1.Tensor\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0f\n\x07\x64ialect\x18\x06 \x01(\t\x12\x13\n\x0btemperature\x18\x07 \x01(\x02\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\r\x12\x1b\n\x13num_response_tokens\x18\t \x01(\r\x12\x12\n\nrequest_id\x18\n \x01(\t\"_\n\x12ScoreStreamRequest\x12\x34\n\tsequences\x18\x01 \x03(\x0b\x32!.hintloop.scoring.v1.ScoreRequest\x12\x13\n\x0bpart_tokens\x18\x02 \x01(\r\"\x8b\x01\n\tScorePart\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12.\n\x05reply\x18\x03 \x01(\x0b\x32\x1f.hintloop.scoring.v1.ScoreReply\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x0e\n\x06status\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t2\xb6\x01\n\rForcedScoring\x12K\n\x05Score\x12!.hintloop.scoring.v1.ScoreRequest\x1a\x1f.hintloop.scoring.v1.ScoreReply\x12X\n\x0bScoreStream\x12\'.hintloop.scoring.v1.ScoreStreamRequest\x1a\x1e.hintloop.scoring.v1.ScorePart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hintloop_contract.scoring.v
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TENSOR']._serialized_start=67
-  _globals['_TENSOR']._serialized_end=119
-  _globals['_SCOREREQUEST']._serialized_start=122
-  _globals['_SCOREREQUEST']._serialized_end=358
-  _globals['_SCOREREPLY']._serialized_start=361
-  _globals['_SCOREREPLY']._serialized_end=700
-  _globals['_SCORESTREAMREQUEST']._serialized_start=702
-  _globals['_SCORESTREAMREQUEST']._serialized_end=797
-  _globals['_SCOREPART']._serialized_start=800
-  _globals['_SCOREPART']._serialized_end=939
-  _globals['_FORCEDSCORING']._serialized_start=942
-  _globals['_FORCEDSCORING']._serialized_end=1124
+  _globals['_TENSOR']._serialized_end=137
+  _globals['_SCOREREQUEST']._serialized_start=140
+  _globals['_SCOREREQUEST']._serialized_end=394
+  _globals['_SCOREREPLY']._serialized_start=397
+  _globals['_SCOREREPLY']._serialized_end=736
+  _globals['_SCORESTREAMREQUEST']._serialized_start=738
+  _globals['_SCORESTREAMREQUEST']._serialized_end=833
+  _globals['_SCOREPART']._serialized_start=836
+  _globals['_SCOREPART']._serialized_end=975
+  _globals['_FORCEDSCORING']._serialized_start=978
+  _globals['_FORCEDSCORING']._serialized_end=1160
 # @@protoc_insertion_point(module_scope)

@@ -7,17 +7,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "shape", "data")
+    __slots__ = ("dtype", "shape", "data", "encoding")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    encoding: str
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("prompt_ids", "response_ids", "top_k", "candidate_ids", "model", "topk_dtype", "request_id")
+    __slots__ = ("prompt_ids", "response_ids", "top_k", "candidate_ids", "model", "topk_dtype", "request_id", "encoding")
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +27,7 @@ class ScoreRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOPK_DTYPE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     prompt_ids: Tensor
     response_ids: Tensor
     top_k: int
@@ -32,7 +35,8 @@ class ScoreRequest(_message.Message):
     model: str
     topk_dtype: str
     request_id: str
-    def __init__(self, prompt_ids: _Optional[_Union[Tensor, _Mapping]] = ..., response_ids: _Optional[_Union[Tensor, _Mapping]] = ..., top_k: _Optional[int] = ..., candidate_ids: _Optional[_Union[Tensor, _Mapping]] = ..., model: _Optional[str] = ..., topk_dtype: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    encoding: str
+    def __init__(self, prompt_ids: _Optional[_Union[Tensor, _Mapping]] = ..., response_ids: _Optional[_Union[Tensor, _Mapping]] = ..., top_k: _Optional[int] = ..., candidate_ids: _Optional[_Union[Tensor, _Mapping]] = ..., model: _Optional[str] = ..., topk_dtype: _Optional[str] = ..., request_id: _Optional[str] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class ScoreReply(_message.Message):
     __slots__ = ("logprobs", "topk_ids", "topk_logprobs", "tail_logprobs", "model", "dialect", "temperature", "num_prompt_tokens", "num_response_tokens", "request_id")
