@@ -93,7 +93,7 @@ def config_show(
 @keys_app.command("new")
 def keys_new(
     tenant: Annotated[str, typer.Option(help="Whose traffic the key marks.")] = "default",
-    name: Annotated[str, typer.Option(help="A word for people, shown in logs.")] = "",
+    name: Annotated[str, typer.Option(help="A word for people, written into the entry.")] = "",
     train: Annotated[bool, typer.Option("--train/--no-train", help="Whether its turns may be trained.")] = True,
     door: Annotated[Door, typer.Option("--for", help="Section of the entry: agents, or the PRM routes.")] = Door.PROXY,
 ) -> None:

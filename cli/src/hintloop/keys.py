@@ -16,8 +16,10 @@ def run_keys_new(section: str, *, tenant: str, name: str, train: bool) -> None:
     """Print a fresh key (its only appearance), then the TOML entry of ``section`` that lets it in.
 
     Raises:
-        CommandError: ``tenant`` cannot be a tenant's name.
+        CommandError: ``tenant`` cannot be a tenant's name, or ``name`` cannot stand in a TOML file.
     """
+    if not name.isprintable():
+        raise CommandError(f"--name {name!r} holds a line break or another character that is not shown; leave it out")
     key = new_key()
     entry = {"hash": key_hash(key), "tenant": tenant, "train": train, **({"name": name} if name else {})}
     try:

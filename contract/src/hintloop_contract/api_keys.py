@@ -29,7 +29,6 @@ class KeyIdentity:
     credential: str = ""
     tenant: str = "default"
     train: bool = True
-    name: str = ""
 
 
 class KeyRing:
@@ -40,7 +39,7 @@ class KeyRing:
         self._known: dict[bytes, KeyIdentity] = {}
         for entry in entries:
             text = entry.hash.get_secret_value()
-            self._known[text.encode()] = KeyIdentity(text[_CREDENTIAL], entry.tenant, entry.train, entry.name)
+            self._known[text.encode()] = KeyIdentity(text[_CREDENTIAL], entry.tenant, entry.train)
 
     @property
     def checks_keys(self) -> bool:

@@ -27,7 +27,7 @@ def test_the_printed_entry_lets_the_printed_key_in(section: str, tmp_path: Path)
     entries = getattr(load_config([file], environ={}).config, section).api_keys
     identity = KeyRing(entries).identify(key)
     assert identity is not None
-    assert (identity.tenant, identity.train, identity.name) == ("acme", False, 'c"i')
+    assert (identity.tenant, identity.train, entries[0].name) == ("acme", False, 'c"i')
     assert CliRunner().invoke(app, words).stdout.partition("\n")[0] != key
 
 
@@ -35,6 +35,13 @@ def test_a_tenant_that_cannot_be_one_is_a_wrong_call() -> None:
     result = CliRunner().invoke(app, ["keys", "new", "--tenant", "a b"])
     assert isinstance(result.exception, CommandError)
     assert "'a b'" in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x7f", "\udcff"])
+def test_a_name_that_no_file_can_hold_is_a_wrong_call(name: str) -> None:
+    result = CliRunner().invoke(app, ["keys", "new", "--name", name])
+    assert isinstance(result.exception, CommandError)
+    assert "--name" in str(result.exception)
 
 
 async def test_joined_app_asks_for_a_key_but_not_at_health_ready_and_metrics() -> None:

@@ -66,6 +66,10 @@ def test_a_capture_log_is_read_as_it_was_captured(tmp_path: Path) -> None:
         ('{"requests":[{"path":"/v1/completions","reply":{}}]}', "body"),
         ('{"requests":[{"path":"/generate","body":{},"reply":{},"start_ms":5,"end_ms":4}]}', "end_ms 4"),
         ('{"requests":[{"path":"/generate","body":' + "[" * 100_000, "recursion"),
+        ('{"requests":[{"path":"/generate","body":{},"reply":{"output_ids":[99999999999]}}]}', "output_ids[0]"),
+        ('{"requests":[{"path":"/generate","body":{},"reply":{"token_ids":[-1]}}]}', "token_ids[0]"),
+        (" \n", "it is empty"),
+        ("\0" * 50, "byte 0"),
     ],
 )
 def test_a_bad_file_is_named_and_stops_no_other(tmp_path: Path, text: str, reason: str) -> None:
@@ -77,6 +81,13 @@ def test_a_bad_file_is_named_and_stops_no_other(tmp_path: Path, text: str, reaso
     first, second = result.stderr.splitlines()
     assert str(bad) in first and reason in first
     assert "absent.json: No such file" in second
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path, case = tmp_path / "case.json", CASES / "01_plain_loop_verbatim.json"
+    path.write_bytes(b"\xef\xbb\xbf" + case.read_bytes())
+    marked, plain = (CliRunner().invoke(app, ["link", str(file)]).stdout for file in (path, case))
+    assert marked == plain != ""
 
 
 def test_a_body_that_cannot_be_read_stands_alone(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class ApiKeyEntry(Section):
     """One key that clients may present: `hash`, or `key` in the clear (by `${VARIABLE}`), and what it allows."""
 
     name: str = ""
-    """A word for people; it may appear in logs."""
+    """A word for people who read the configuration."""
     hash: SecretStr
     """`sha256:` and the 64 hex digits of the key's digest, as `hintloop keys new` prints it."""
     tenant: str = "default"

@@ -5,8 +5,9 @@ A case is ``{"name", "requests": [{"path", "headers", "body", "reply"}]}``; a lo
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from hintloop_contract.messages import Capture
@@ -31,6 +32,9 @@ class CaseError(ValueError):
     """A file is no case and no capture log; the message says where and why."""
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 class _Call(msgspec.Struct):
     id: str = ""
     name: str = ""
@@ -44,8 +48,8 @@ class _Reply(msgspec.Struct):
     calls: list[_Call] = msgspec.field(default_factory=list)
     id: str | None = None
     delivered: str | None = None
-    token_ids: list[int] | None = None
-    output_ids: list[int] | None = None
+    token_ids: list[_TokenId] | None = None
+    output_ids: list[_TokenId] | None = None
 
 
 class _Request(msgspec.Struct):
@@ -72,6 +76,9 @@ def read_file(path: Path) -> tuple[str, list[Capture]]:
         data = path.read_bytes()
     except OSError as error:
         raise CaseError(error.strerror or str(error)) from None
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if not data.strip():
+        raise CaseError("it is empty; give a case file, or a capture log (linker.capture_log)")
     try:
         return read_case(data, path.stem)
     except CaseError as error:
