@@ -19,6 +19,8 @@ from .answers import Fault, Given, Scripted, Truth, prompt_ids_of, spoken
 from .shapes import FINGERPRINT
 
 Script = Callable[[dict[str, Any]], Scripted | Sequence[Scripted]]
+#: Pieces into which a stream is cut at most.
+MOST_PIECES = 300
 #: Requests that only the proxy's probe makes.
 PROBES = ("ignore_eos", "prompt_logprobs", "return_tokens_as_token_ids", "logprob_start_len")
 
@@ -140,8 +142,9 @@ class ScriptedEngine:
 
 
 def parts(data: bytes, pieces: Iterable[int], lengths: Iterable[int]) -> list[bytes]:
-    """``data`` cut into pieces of these sizes in rotation, else by ``lengths``."""
-    sizes: Iterable[int] = itertools.cycle(pieces) if pieces else lengths
+    """``data`` cut into pieces of these sizes in rotation, larger where they would be very many; else by ``lengths``."""
+    least = len(data) // MOST_PIECES
+    sizes: Iterable[int] = itertools.cycle([max(size, least) for size in pieces]) if pieces else lengths
     found, start = [], 0
     for size in sizes:
         if start >= len(data):
