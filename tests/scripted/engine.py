@@ -142,7 +142,7 @@ class ScriptedEngine:
 
 
 def parts(data: bytes, pieces: Iterable[int], lengths: Iterable[int]) -> list[bytes]:
-    """``data`` cut into pieces of these sizes in rotation, larger where they would be very many; else by ``lengths``."""
+    """``data`` cut into pieces of these sizes in rotation, larger where they would be too many; else by ``lengths``."""
     least = len(data) // MOST_PIECES
     sizes: Iterable[int] = itertools.cycle([max(size, least) for size in pieces]) if pieces else lengths
     found, start = [], 0
