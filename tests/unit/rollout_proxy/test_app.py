@@ -76,6 +76,15 @@ async def test_own_routes(fake_engine: Any, proxy: Any) -> None:
     assert 'hintloop_proxy_requests_total{path="/v1/chat/completions",status="200"} 1.0' in metrics
 
 
+async def test_paths_that_strangers_make_up_are_one_label(fake_engine: Any, proxy: Any) -> None:
+    async with proxy() as running:
+        for path in ("/hintloop/made-up", "/metrics-made-up", "/made-up", "/v1/models/made-up", "/hintloop/health"):
+            await running.session.get(running.url + path)
+        text = await (await running.session.get(running.url + "/metrics")).text()
+    assert "made-up" not in text
+    assert 'path="/hintloop/health",status="200"} 1.0' in text
+
+
 async def test_large_body_is_refused(fake_engine: Any, proxy: Any) -> None:
     async with proxy(proxy={"max_request_bytes": 1000}) as running:
         status, data = await running.ask({"messages": [{"role": "user", "content": "x" * 2000}]})

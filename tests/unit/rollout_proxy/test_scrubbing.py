@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hintloop_contract.api_keys import new_key
 from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import ConfigError
 from hintloop_contract.messages import Capture
 from hintloop_contract.tensors import pack
 from hintloop_rollout_proxy.scrubbing import Scrubber, make_scrubber
@@ -112,6 +113,12 @@ def test_phone_regions_are_a_choice() -> None:
     assert scrubber is not None
     assert scrubber.text(german) == "Telefon [phone]"
     assert scrubber_of("personal").text(german) == german
+
+
+def test_a_region_that_is_none_is_refused_and_not_searched_in_vain() -> None:
+    config = Config.model_validate({"proxy": {"scrub": "personal", "scrub_phone_regions": ["US", "UK"]}})
+    with pytest.raises(ConfigError, match=r"scrub_phone_regions: 'UK' is no .*'GB'"):
+        make_scrubber(config.proxy)
 
 
 def captured(content: str, **changes: Any) -> Capture:

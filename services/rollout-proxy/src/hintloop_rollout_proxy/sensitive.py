@@ -14,6 +14,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from hintloop_contract.errors import ConfigError
+
 Span = tuple[int, int, str]
 """``[start, end)`` in the text, and the word that stands in its place."""
 Finder = Callable[[str], Iterator[Span]]
@@ -119,8 +121,17 @@ def personal_finders(phone_regions: Sequence[str]) -> list[Finder]:
 
     Args:
         phone_regions: countries (``US``) whose numbers are found in national form; ``+…`` is found anyway.
+
+    Raises:
+        ConfigError: one of them is no country that the library knows; it would find nothing, and say nothing.
     """
-    matcher = import_module("phonenumbers").PhoneNumberMatcher
+    phonenumbers = import_module("phonenumbers")
+    if unknown := [region for region in phone_regions if region not in phonenumbers.SUPPORTED_REGIONS]:
+        raise ConfigError(
+            f"proxy.scrub_phone_regions: {unknown[0]!r} is no country's ISO 3166 code, such as 'US' or, for the United "
+            "Kingdom, 'GB'"
+        )
+    matcher = phonenumbers.PhoneNumberMatcher
     checks = (
         (_CARD_LIKE, "card", partial(_is_card, import_module("stdnum.luhn").is_valid)),
         (_IBAN_LIKE, "iban", import_module("stdnum.iban").is_valid),
