@@ -80,17 +80,25 @@ def compare_tails(old: tuple[Event, ...], new: tuple[Event, ...], *, is_first: b
     old_texts, new_texts = [event.text for event in old], [event.text for event in new]
     while old_texts and new_texts and old_texts[0] == new_texts[0]:
         del old_texts[0], new_texts[0]
-    same_words = len(old_texts) == len(new_texts) < len(old)
+    told_anew = len(old) > 1 and _both_tell(old_texts, new_texts)
+    if told_anew:
+        del old_texts[-1], new_texts[-1]
     while old_texts and new_texts and old_texts[-1] == new_texts[-1]:
         del old_texts[-1], new_texts[-1]
     before, after = " ".join(old_texts), " ".join(new_texts)
+    if told_anew and not before and not after:
+        return Change.REWRITTEN
     if after == before or not before or after.startswith(before + " "):
         # Nothing of it is gone: either a further message, or one that was merged into the failed one.
         return Change.WENT_ON
-    if not is_first or _keeps(before, after) or (same_words and before[0] == after[0] == "<"):
-        # (What agents tell of themselves behind the user's words stands in markup, and changes.)
-        return Change.REWRITTEN
-    return Change.OTHER
+    return Change.REWRITTEN if not is_first or _keeps(before, after) else Change.OTHER
+
+
+def _both_tell(old_texts: list[str], new_texts: list[str]) -> bool:
+    """Whether both end in what an agent tells of itself behind the user's words: it stands in markup, and changes."""
+    return (
+        all(texts and texts[-1].startswith("<") for texts in (old_texts, new_texts)) and old_texts[-1] != new_texts[-1]
+    )
 
 
 def _keeps(before: str, after: str) -> bool:

@@ -28,7 +28,7 @@ class Likeness:
     ``parts``: share of the answer's text and calls that stand there; ``exact``: everything before is the node's
     request; ``share``: common events before; ``frame``: see ``Node.frame_score``; ``same_text``: no less and no more
     than the answer's text; ``begins``: nothing stands before it;
-    ``lesser``: asked with the same system text and some of the tools.
+    ``lesser``: asked with some of the tools, and with the same system text or nothing said after it.
     """
 
     line: int
@@ -74,7 +74,7 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
         weak=bool(node.identity.weak & identity.weak),
         same_text=_has_same_text(node.reply, reading.events[block.start : block.end], block),
         begins=block.start == 0,
-        lesser=node.system == reading.system and reading.tools <= node.tools,
+        lesser=reading.tools <= node.tools and (node.system == reading.system or block.end == len(reading.events)),
     )
 
 
@@ -92,8 +92,7 @@ def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
     if likeness.ids:
         return likeness.exact or likeness.share > 0
     if likeness.frame:
-        bare = likeness.begins and likeness.same_text and likeness.frame == 2
-        return likeness.exact or likeness.share > 0 or telling or bare
+        return likeness.exact or likeness.share > 0 or telling or (likeness.begins and likeness.same_text)
     # Nobody else says even little after a whole conversation that is the same, or with less of the same means.
     talked = likeness.exact and len(node.hashes) > len(node.tail)
     talked = talked or (likeness.lesser and likeness.share >= FORK_SHARE)

@@ -130,7 +130,8 @@ def find_quoted(index: Index, node: Node, words: Words, alive: Alive, near: Aliv
         for found in index.quoted(node.scope, "answer", words.openings)
         if _is_other(found, node, alive) and is_quoted(found.reply.text, words.text)
     }
-    for found in by_user:
+    told = [found for found in by_user if found.session.session_id in by_answer]
+    for found in [*told, *by_user]:
         if found.tools and not node.tools and not _is_same_text(found, node):
             return found
         if found.session.session_id in by_answer and found.system != node.system and not found.tools:
