@@ -22,7 +22,9 @@ def main() -> int:
             parser.error(f"there is no part {part!r}; parts are: {', '.join(parts)}")
     failed = 0
     for part in chosen:
-        code = subprocess.run([sys.executable, "-m", f"benchmarks.{part}", *rest], cwd=HERE.parent, check=False).returncode
+        code = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{part}", *rest], cwd=HERE.parent, check=False
+        ).returncode
         failed = failed or code
     return failed
 
