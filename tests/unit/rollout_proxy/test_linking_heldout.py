@@ -22,4 +22,4 @@ def test_case(path: Path) -> None:
 
 
 def test_cases_are_there() -> None:
-    assert len(CASES) >= 110
+    assert len(CASES) >= 160

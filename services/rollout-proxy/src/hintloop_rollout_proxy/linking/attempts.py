@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from hintloop_rollout_proxy.linking.board import CUT_SLACK_MS, SLACK_MS
-from hintloop_rollout_proxy.linking.events import Event, Reading
+from hintloop_rollout_proxy.linking.events import Event, Kind, Reading
 from hintloop_rollout_proxy.linking.index import Index
 from hintloop_rollout_proxy.linking.nodes import Node
 from hintloop_rollout_proxy.linking.normal_form import without_label, words_of
@@ -88,10 +88,20 @@ def compare_tails(old: tuple[Event, ...], new: tuple[Event, ...], *, is_first: b
     before, after = " ".join(old_texts), " ".join(new_texts)
     if told_anew and not before and not after:
         return Change.REWRITTEN
-    if after == before or not before or after.startswith(before + " "):
+    if after == before or not before or (after.startswith(before + " ") and before not in after[len(before) :]):
         # Nothing of it is gone: either a further message, or one that was merged into the failed one.
         return Change.WENT_ON
     return Change.REWRITTEN if not is_first or _keeps(before, after) else Change.OTHER
+
+
+def was_rewritten(attempt: Node, node: Node, reading: Reading, end: int) -> bool:
+    """Whether the first ``end`` events of a later request hold what ``attempt`` said, and not what ``node`` said in its
+    place."""
+    old, new = {event.text for event in attempt.tail}, {event.text for event in node.tail}
+    kept = set(reading.hashes[:end])
+    return any(hash((Kind.USER, text)) in kept for text in old - new) and not any(
+        hash((Kind.USER, text)) in kept for text in new - old
+    )
 
 
 def _both_tell(old_texts: list[str], new_texts: list[str]) -> bool:

@@ -154,7 +154,7 @@ class Board:
         self.index.remove(node)
         self.orphans.pop(node.turn_id, None)
         self.leave(node)
-        node.parent = node.about = node.retry_of = node.next = None
+        node.parent = node.about = node.retry_of = node.instead_of = node.next = None
 
     def keep_orphan(self, node: Node, reading: Reading) -> None:
         """Remember in full a request of which a part of the history is not known."""

@@ -84,6 +84,8 @@ class Node:
     continues: bool = False
     """Whether it carries the parent's next state."""
     retry_of: Node | None = None
+    instead_of: Node | None = None
+    """A failed attempt with fewer words, in whose place it stands."""
     forked: bool = False
     side: bool = False
     about: Node | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hintloop_contract.messages import DropReason
 
 from hintloop_rollout_proxy.linking import sides
-from hintloop_rollout_proxy.linking.attempts import find_late_repeat
+from hintloop_rollout_proxy.linking.attempts import find_late_repeat, was_rewritten
 from hintloop_rollout_proxy.linking.board import Board
 from hintloop_rollout_proxy.linking.chat_form import without_instruction
 from hintloop_rollout_proxy.linking.echoes import Echo, find_echo
@@ -123,6 +123,7 @@ class Placer:
         attempt = verdict.other
         assert attempt is not None
         self._take_over(node, attempt, reading, verdict.echo)
+        node.instead_of = attempt
 
     def _take_over(self, node: Node, attempt: Node, reading: Reading, echo: Echo | None) -> None:
         """Stand in a failed attempt's place."""
@@ -151,6 +152,10 @@ class Placer:
         assert parent is not None
         if parent.side:
             self._take_back(parent)
+        failed = parent.instead_of
+        if failed is not None and echo is not None and was_rewritten(failed, parent, reading, echo.start):
+            parent.instead_of, parent.retry_of = None, failed
+            board.touch(parent)
         sure = reading.previous_id is not None or (echo is not None and self._is_sure(node, parent, echo))
         doubtful = not reading.previous_id and sides.is_doubtful(node, reading, parent)
         forked = not parent.free and not self._makes_way(parent, node, reading, sure)
