@@ -19,6 +19,8 @@ from hintloop_rollout_proxy import linker_task
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 
+ANSWER = {"role": "assistant", "content": "fine"}
+
 
 @pytest.fixture
 async def broker() -> AsyncIterator[MemoryBroker]:
@@ -238,6 +240,41 @@ async def test_gaps_near_the_timeout_are_counted(broker: Any) -> None:
     assert await turns_of(task, broker, 2) == ["a", "b"]
     assert task._metrics.gap_near_timeout._value.get() == 1, "8.0 s is, 7.999 s is not"
     assert task._metrics.gap._sum.get() == pytest.approx(15.999)
+
+
+@pytest.mark.parametrize(("max_requests", "num_dropped"), [(100, 2), (101, 1)])
+async def test_the_oldest_requests_are_settled_past_the_configured_number(
+    broker: MemoryBroker, max_requests: int, num_dropped: int
+) -> None:
+    now_ms = await broker.time_ms()
+    task = LinkerTask(broker, make_config(linker={"max_requests": max_requests, "reorder_ms": 0}), ProxyMetrics())
+    for number in range(102):
+        times = {"start_ms": now_ms - 900 + number, "end_ms": now_ms - 800 + number}
+        await broker.append(CAPTURES, make_capture(f"{number:03}", f"opening {number}", **times))
+    await task._hold_lease()
+    while (await broker.counts(CAPTURES)).length > 102 - num_dropped:
+        await task.step()
+    assert (await broker.funnel()).drops == {("link", "no_next_state"): num_dropped}
+
+
+@pytest.mark.parametrize(("doubt_ms", "linked"), [(60_000, []), (5_000, ["a"])])
+async def test_what_may_be_a_side_call_is_doubted_for_the_configured_time(
+    broker: MemoryBroker, doubt_ms: int, linked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linker_task, "CALM_S", 0.0)
+    now_ms = await broker.time_ms()
+    task = LinkerTask(broker, make_config(linker={"doubt_ms": doubt_ms, "reorder_ms": 0}), ProxyMetrics())
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    asked = [{"role": "user", "content": "q"}]
+    told = [*asked, ANSWER, {"role": "user", "content": "Now with less."}]
+    for turn_id, messages, num_tools, ago_ms in (("a", asked, 2, 20_000), ("b", told, 1, 18_000)):
+        request = json.dumps({"messages": messages, "tools": tools[:num_tools]}).encode()
+        times = {"start_ms": now_ms - ago_ms - 1000, "end_ms": now_ms - ago_ms}
+        await broker.append(CAPTURES, make_capture(turn_id, request=request, **times))
+    await task._hold_lease()
+    for _ in range(4):
+        await task.step()
+    assert [entry.turn_id for entry in await broker.read(TURNS, "test", 10, None)] == linked
 
 
 async def test_captures_of_two_proxies_are_taken_in_the_order_in_which_they_ended() -> None:
