@@ -183,8 +183,6 @@ class LlmBackend:
         votes = [vote for answer in answers for vote in answer]
         for vote in votes:
             self._metrics.votes.labels(question=question, outcome="failed" if vote.failed else "counted").inc()
-            if vote.failed:
-                self._log.debug("vote failed", question=question, reason=vote.failed)
         return votes
 
     async def _request(self, question: Question, prompt: str, num: int, schema: bool) -> list[Vote]:

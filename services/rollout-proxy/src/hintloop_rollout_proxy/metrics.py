@@ -13,7 +13,12 @@ class ProxyMetrics:
     def __init__(self) -> None:
         """Start at zero."""
         self.registry = CollectorRegistry()
-        registry = self.registry
+        self._count_requests(self.registry)
+        self._count_storing(self.registry)
+        self._time_requests(self.registry)
+        self._count_linking(self.registry)
+
+    def _count_requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "hintloop_proxy_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
         )
@@ -36,6 +41,9 @@ class ProxyMetrics:
             ["path"],
             registry=registry,
         )
+        self.feedback = Counter("hintloop_proxy_feedback", "Feedback taken, by score.", ["score"], registry=registry)
+
+    def _count_storing(self, registry: CollectorRegistry) -> None:
         self.lost = Counter("hintloop_proxy_lost", "Captures lost, by cause.", ["cause"], registry=registry)
         self.spooled = Counter("hintloop_proxy_spooled", "Captures written to the disk spool.", registry=registry)
         self.spool_bytes = Gauge("hintloop_proxy_spool_bytes", "Bytes in the disk spool.", registry=registry)
@@ -50,6 +58,8 @@ class ProxyMetrics:
             "hintloop_proxy_spool_away", "Times that the disk spool could not be used.", registry=registry
         )
         self.queue = Gauge("hintloop_proxy_queue", "Captures waiting to be written.", registry=registry)
+
+    def _time_requests(self, registry: CollectorRegistry) -> None:
         self.first_byte = Histogram(
             "hintloop_proxy_first_byte_seconds",
             "Seconds from the request's arrival to the answer's first byte.",
@@ -68,7 +78,8 @@ class ProxyMetrics:
             buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
             registry=registry,
         )
-        self.feedback = Counter("hintloop_proxy_feedback", "Feedback taken, by score.", ["score"], registry=registry)
+
+    def _count_linking(self, registry: CollectorRegistry) -> None:
         self.linked = Counter("hintloop_linker_linked", "Turns released.", registry=registry)
         self.dropped = Counter("hintloop_linker_dropped", "Turns dropped, by reason.", ["reason"], registry=registry)
         self.pending = Gauge("hintloop_linker_pending", "Captures whose turn is undecided.", registry=registry)
