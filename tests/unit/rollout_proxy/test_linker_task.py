@@ -274,7 +274,7 @@ async def test_what_may_be_a_side_call_is_doubted_for_the_configured_time(
     await task._hold_lease()
     for _ in range(4):
         await task.step()
-    assert [entry.turn_id for entry in await broker.read(TURNS, "test", 10, None)] == linked
+    assert [entry.turn_id for entry in await broker.read(TURNS, "test", 10, 50)] == linked
 
 
 async def test_captures_of_two_proxies_are_taken_in_the_order_in_which_they_ended() -> None:
