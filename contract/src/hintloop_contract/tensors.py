@@ -5,6 +5,7 @@ numpy is imported by whoever packs or unpacks: it takes 12 MB, and the rollout p
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,7 +65,7 @@ def unpack(packed: PackedArray) -> NDArray[Any]:
     if packed.dtype not in DTYPES:
         raise MessageError(f"packed array has dtype {packed.dtype!r}; known are {', '.join(DTYPES)}")
     dtype = np.dtype(packed.dtype).newbyteorder("<")
-    expected = int(np.prod(packed.shape, dtype=np.int64)) * dtype.itemsize
+    expected = math.prod(packed.shape) * dtype.itemsize
     if len(packed.data) != expected:
         raise MessageError(f"packed array of shape {packed.shape} needs {expected} bytes, has {len(packed.data)}")
     return np.frombuffer(packed.data, dtype=dtype).reshape(packed.shape)

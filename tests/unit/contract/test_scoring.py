@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import hintloop_contract
 import numpy as np
 import pytest
+import zstandard
 from hintloop_contract.errors import MessageError
 from hintloop_contract.scoring import channel
 from hintloop_contract.scoring.packing import PLANES, is_given, to_array, to_tensor
@@ -97,6 +99,33 @@ def test_damaged_planes_are_refused() -> None:
     for tensor, words in ((cut, "field: "), (other_shape, "field: "), (huge, "at most"), (unknown, "'lz4', known")):
         with pytest.raises(MessageError, match=words):
             to_array(tensor, "field", dtypes=("int32",), ndim=1 if tensor is not huge else 2)
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize(("shape", "num_bytes"), [([4], 1 << 28), ([0], 1 << 28), ([4], 8), ([5], 0)])
+def test_a_frame_of_another_size_is_refused_before_it_is_decoded(shape: list[int], num_bytes: int, told: bool) -> None:
+    compressor = zstandard.ZstdCompressor(level=1, write_content_size=told)
+    bomb = Tensor(dtype="int32", shape=shape, data=compressor.compress(bytes(num_bytes)), encoding=PLANES)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MessageError, match="^field: "):
+            to_array(bomb, "field", dtypes=("int32",), ndim=1)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_stands_behind_a_frame_is_refused() -> None:
+    whole = to_tensor(np.arange(10_000, dtype=np.int32), "int32", PLANES)
+    more = Tensor(dtype="int32", shape=[10_000], data=whole.data + b"more", encoding=PLANES)
+    with pytest.raises(MessageError, match="cannot be read"):
+        to_array(more, "field", dtypes=("int32",), ndim=1)
+
+
+def test_a_shape_beyond_all_counting_is_another_size() -> None:
+    none = Tensor(dtype="int32", shape=[2**31, 2**31, 4])
+    with pytest.raises(MessageError, match="field: packed array of shape"):
+        to_array(none, "field", dtypes=("int32",), ndim=3)
 
 
 def test_a_decoded_array_is_a_view_of_the_message_s_bytes() -> None:

@@ -25,7 +25,9 @@ ENCODINGS = ("", PLANES)
 #: Smaller arrays are never encoded, bytes.
 ENCODE_FROM = 16 * 1024
 #: Arrays above this are refused before anything is decoded, bytes.
-MAX_DECODED = 1024 * 1024 * 1024
+MAX_DECODED = 256 * 1024 * 1024
+#: What a Zstandard frame without its size is said to have.
+_UNTOLD = -1
 
 
 def to_tensor(values: Any, dtype: str, encoding: str = "") -> Tensor:
@@ -64,7 +66,11 @@ def _from_planes(tensor: Tensor) -> bytes:
     if size > MAX_DECODED:
         raise MessageError(f"{size} bytes decoded, at most {MAX_DECODED} are read")
     try:
-        data = zstandard.ZstdDecompressor().decompress(tensor.data, max_output_size=size)
+        # A frame that tells its own size is decoded to that size, whatever the limit: so it is looked at before.
+        told = zstandard.frame_content_size(tensor.data)
+        if told not in (size, _UNTOLD):
+            raise MessageError(f"{told} bytes in {PLANES}, the shape says {size}")
+        data = zstandard.ZstdDecompressor().decompress(tensor.data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise MessageError(f"{PLANES} data cannot be read: {error}") from None
     if len(data) != size:
