@@ -57,3 +57,12 @@ def test_a_file_that_nests_too_deep_is_refused_by_its_name(tmp_path: Path, name:
     file.write_text(text)
     with pytest.raises(ConfigError, match=f"{name}' is not valid"):
         load_config([file], environ={})
+
+
+@pytest.mark.parametrize(
+    "url", ["secret-word", "redis://:secret-word@host:x/0", "http://secret-word", "redis://h:99999"]
+)
+def test_an_address_that_is_no_redis_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="redis.url: it is no address of a Redis") as caught:
+        load_config(environ={"HINTLOOP_REDIS__URL": url})
+    assert "secret-word" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -22,6 +23,21 @@ class RedisSection(Section):
     """How long a turn's record is kept after its end."""
     check_durability: bool = True
     """Refuse to start unless `maxmemory-policy` is `noeviction` and AOF is on."""
+
+    @field_validator("url")
+    @classmethod
+    def _redis_address(cls, value: SecretStr) -> SecretStr:
+        parts = urlsplit(value.get_secret_value())
+        try:
+            known = parts.scheme == "unix" or (parts.scheme in ("redis", "rediss") and parts.port != 0)
+        except ValueError:
+            known = False
+        if not known:
+            # What is wrong with it cannot be shown: it may hold a password.
+            raise ValueError(
+                "it is no address of a Redis; write redis://[:PASSWORD@]HOST:PORT/DB, rediss:// or unix://PATH"
+            )
+        return value
 
 
 class LoggingSection(Section):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from hintloop_contract.errors import ConfigError
 
 
 class _Server(uvicorn.Server):
@@ -21,16 +23,32 @@ class _Server(uvicorn.Server):
 
 
 async def serve(app: FastAPI, host: str, port: int, worker: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Serve ``app`` and run ``worker`` until SIGTERM, SIGINT, or the first of them ends or fails."""
+    """Serve ``app`` and run ``worker`` until SIGTERM, SIGINT, or the first of them ends or fails.
+
+    Raises:
+        ConfigError: ``prm.host`` and ``prm.port`` cannot be listened on.
+    """
+    listening = _listen(host, port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = _Server(uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False))
-    serving = asyncio.create_task(server.serve())
+    server = _Server(uvicorn.Config(app, log_config=None, access_log=False))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
     working = asyncio.ensure_future(worker(stop))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, working, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stop.set()
     server.should_exit = True
     await asyncio.gather(serving, working)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """uvicorn would end the process by itself where the address cannot be had."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server((str(address[0]), port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"prm.host {host!r} and prm.port {port} cannot be listened on: {error.strerror}; choose another"
+        ) from error
