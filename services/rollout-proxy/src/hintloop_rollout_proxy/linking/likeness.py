@@ -26,9 +26,9 @@ class Likeness:
 
     ``line``: 1 the same session and branch, -1 other ones, 0 not known; ``ids``: 2 an id and the call itself, 1 an id;
     ``parts``: share of the answer's text and calls that stand there; ``exact``: everything before is the node's
-    request; ``share``: common events before; ``frame``: see ``Node.frame_score``; ``same_text``: no less and no more
-    than the answer's text; ``begins``: nothing stands before it;
-    ``lesser``: asked with some of the tools, and with the same system text or nothing said after it.
+    request; ``share``: common events before, over those of the shorter side; ``close``: over those of the longer;
+    ``frame``: see ``Node.frame_score``; ``same_text``: no less and no more than the answer's text; ``begins``: nothing
+    stands before it; ``lesser``: asked with some of the tools, and with the same system text or nothing said after it.
     """
 
     line: int
@@ -38,12 +38,13 @@ class Likeness:
     share: float
     frame: int
     weak: bool
+    close: float
     same_text: bool
     begins: bool
     lesser: bool
 
     @property
-    def rank(self) -> tuple[int, int, bool, float, float, bool, int, bool]:
+    def rank(self) -> tuple[int, int, bool, float, float, bool, int, bool, float]:
         """Ids first, then what was said before, then system text and tools."""
         return (
             self.line,
@@ -54,6 +55,7 @@ class Likeness:
             self.same_text,
             self.frame,
             self.weak,
+            round(self.close, 3),
         )
 
 
@@ -72,6 +74,7 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
         share=share,
         frame=node.frame_score(reading.tools, reading.system),
         weak=bool(node.identity.weak & identity.weak),
+        close=share * min(len(node.hashes), len(before)) / max(len(node.hashes), len(before), 1),
         same_text=_has_same_text(node.reply, reading.events[block.start : block.end], block),
         begins=block.start == 0,
         lesser=reading.tools <= node.tools and (node.system == reading.system or block.end == len(reading.events)),
