@@ -28,11 +28,9 @@ from tests.scripted import wire
 from tests.scripted.agent import Agent, PlannedEngine, Seen, captured_message, direct, message_of, says_something
 from tests.scripted.answers import Fault, Given, Truth
 from tests.scripted.engine import serving
-from tests.scripted.plans import Plan
+from tests.scripted.plans import Plan, Step
 
 CONCURRENT = 12
-#: What stands in no answer unless a client asked for it.
-OURS = (b"sglext", b"prompt_token_ids", b"response_token_ids", b"output_token_logprobs")
 
 
 class SeeingBroker(RedisBroker):
@@ -291,6 +289,16 @@ def _unlike_cut(seen: Seen, whole: bytes, fault: Fault) -> str:
         return "" if not seen.step.stream or fault is Fault.DISCONNECTED else "502 in a stream"
     if fault is Fault.DISCONNECTED and not seen.broken:
         return "the agent was not told that the answer broke off"
-    if not seen.step.stream and any(name in seen.data for name in OURS if name.decode() not in str(seen.asked)):
+    if not seen.step.stream and any(mark in seen.data for mark in ours_in(seen.step)):
         return "something of ours was shown"
     return "" if whole.startswith(seen.data) or not seen.step.stream else "not how the answer begins"
+
+
+def ours_in(step: Step) -> list[bytes]:
+    """What stands in no whole answer unless its client asked for it."""
+    marks = [b"sglext"]
+    if not {"return_token_ids", "return_prompt_token_ids"} & set(step.asks):
+        marks += [b'"prompt_token_ids":[', b'"token_ids":[', b"response_token_ids"]
+    if not {"logprobs", "return_logprob", "return_meta_info"} & set(step.asks):
+        marks += [b'"logprobs":{', b"output_token_logprobs"]
+    return marks

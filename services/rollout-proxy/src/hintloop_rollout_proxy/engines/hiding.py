@@ -91,8 +91,10 @@ def hide_unread(data: bytes, hidden: Hidden, public_model: str) -> bytes | None:
     try:
         return reserialise(data, edit)
     except UNREADABLE:
-        names = (*hidden.choice, *hidden.reply)
-        return None if any(f'"{name}"'.encode() in data for name in names) else data
+        marks = [f'"{name}"'.encode() for name in (*hidden.choice, *hidden.reply)]
+        if hidden.logprobs:
+            marks.append(b'"logprobs":{')
+        return None if any(mark in data for mark in marks) else data
 
 
 def _hide(document: Any, hidden: Hidden) -> None:
