@@ -30,6 +30,7 @@ from hintloop_teacher.errors import (
     RefusedError,
     TooLongError,
     UnsupportedError,
+    WrongIdsError,
 )
 from hintloop_teacher.forced import ForcedScores, tail_logprobs
 
@@ -121,8 +122,13 @@ def request(prompt: Sequence[int] = (0, 1), response: Sequence[int] = (2, 3), **
     )
 
 
+def stub_of(channel: grpc.aio.Channel) -> Any:
+    return ForcedScoringStub(channel)  # type: ignore[no-untyped-call]
+
+
 async def score(channel: grpc.aio.Channel, asked: ScoreRequest, **options: Any) -> ScoreReply:
-    return await ForcedScoringStub(channel).Score(asked, **options)
+    found: ScoreReply = await stub_of(channel).Score(asked, **options)
+    return found
 
 
 async def failure(channel: grpc.aio.Channel, asked: ScoreRequest, **options: Any) -> tuple[grpc.StatusCode, str]:
@@ -203,6 +209,7 @@ async def test_a_wrong_field_is_named(asked: ScoreRequest, begins: str) -> None:
         (ProbeError("another vocabulary"), grpc.StatusCode.FAILED_PRECONDITION),
         (MissingError("null"), grpc.StatusCode.DATA_LOSS),
         (MisalignedError("shifted"), grpc.StatusCode.DATA_LOSS),
+        (WrongIdsError("top_k is 64; the vocabulary has 9 tokens"), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
 async def test_an_engine_s_failure_has_its_code(error: Exception, code: grpc.StatusCode) -> None:
@@ -235,7 +242,7 @@ async def test_a_stream_gives_every_sequence_in_parts() -> None:
     async with served() as (_, _, channel):
         long = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 25)]
         asked = [request(response=long, top_k=1), request(response=[9]), request(response=[1], request_id="last")]
-        stream = ForcedScoringStub(channel).ScoreStream(ScoreStreamRequest(sequences=asked, part_tokens=10))
+        stream = stub_of(channel).ScoreStream(ScoreStreamRequest(sequences=asked, part_tokens=10))
         parts: dict[int, list[ScorePart]] = {0: [], 1: [], 2: []}
         async for part in stream:
             parts[part.sequence].append(part)
@@ -252,7 +259,7 @@ async def test_a_stream_gives_every_sequence_in_parts() -> None:
 
 async def test_a_stream_keeps_no_more_than_max_concurrency_going() -> None:
     async with served(max_concurrency=3) as (_, scorer, channel):
-        stream = ForcedScoringStub(channel).ScoreStream(ScoreStreamRequest(sequences=[request()] * 9))
+        stream = stub_of(channel).ScoreStream(ScoreStreamRequest(sequences=[request()] * 9))
         assert sorted([part.sequence async for part in stream]) == list(range(9))
         assert scorer.most_running == 3
 
@@ -269,7 +276,7 @@ async def test_a_passed_deadline_and_a_cancelled_call_end_the_engine_s_request()
         scorer.gate = asyncio.Event()
         code, _ = await failure(channel, request(), timeout=0.2)
         assert code == grpc.StatusCode.DEADLINE_EXCEEDED
-        call = ForcedScoringStub(channel).ScoreStream(ScoreStreamRequest(sequences=[request()] * 3))
+        call = stub_of(channel).ScoreStream(ScoreStreamRequest(sequences=[request()] * 3))
         reading = asyncio.create_task(call.read())
         await eventually(lambda: scorer.num_running == 3)
         call.cancel()
@@ -296,7 +303,7 @@ async def test_keys_are_those_of_the_http_routes() -> None:
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             code, details = await failure(channel, request(), metadata=metadata)
             assert (code, "prm.api_keys" in details) == (grpc.StatusCode.UNAUTHENTICATED, True)
-        stream = ForcedScoringStub(channel).ScoreStream(ScoreStreamRequest(sequences=[request()]))
+        stream = stub_of(channel).ScoreStream(ScoreStreamRequest(sequences=[request()]))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED

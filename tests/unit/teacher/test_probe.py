@@ -21,7 +21,7 @@ from tests.scripted.scoring_engine import SIZE, WireEngine, chat_ids, logprobs_a
 class Vocabulary:
     """Code points below SIZE."""
 
-    size = SIZE
+    size = num_ids = SIZE
     fingerprint = "0123456789abcdef"
     probes = ("Hello, world", "<a><b>")
     tokenizer: Any = None

@@ -26,6 +26,7 @@ SAME_ROW_TOLERANCE = 1e-3
 MASS_NOISE = 1e-3
 #: A tail lighter than float32 can tell from none has this log-mass; it stands for "at most 2^-24".
 EMPTY_TAIL = math.log(2.0**-24)
+_LARGEST = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ def missing(value: object) -> str | None:
         return "null"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"no number ({value!r})"
-    if not math.isfinite(value):
-        return str(value)
+    if not -_LARGEST <= value <= _LARGEST:
+        return str(value) if isinstance(value, float) else "no float"
     if value > POSITIVE_NOISE:
         return f"positive ({value})"
     if value <= PLACEHOLDER:
@@ -69,11 +70,11 @@ def missing(value: object) -> str | None:
     return None
 
 
-def check_scores(raw: RawScores, response_ids: Sequence[int], top_k: int) -> ForcedScores:
-    """Check what an engine gave against the response.
+def check_scores(raw: RawScores, response_ids: Sequence[int], top_k: int, num_ids: int = 2**31) -> ForcedScores:
+    """Check what an engine gave against the response. ``num_ids``: how many ids the student has.
 
     Raises:
-        MisalignedError: another number of tokens, or other tokens, were scored.
+        MisalignedError: another number of tokens, or other tokens, were scored; a candidate is none of the student's.
         MissingError: a log-probability or a candidate is missing.
     """
     _check_alignment(raw, response_ids)
@@ -83,7 +84,7 @@ def check_scores(raw: RawScores, response_ids: Sequence[int], top_k: int) -> For
     logprobs = np.asarray(raw.logprobs, dtype=np.float64).astype(np.float32)
     if top_k == 0:
         return ForcedScores(logprobs)
-    ids, values = _candidates(raw, len(response_ids), top_k)
+    ids, values = _candidates(raw, len(response_ids), top_k, num_ids)
     _check_rows(np.asarray(raw.logprobs, dtype=np.float64), response_ids, ids, values)
     return ForcedScores(logprobs, ids, values.astype(np.float32), tail_logprobs(values))
 
@@ -129,7 +130,9 @@ def _check_alignment(raw: RawScores, response_ids: Sequence[int]) -> None:
             raise MisalignedError(f"response token {position} is {expected}, the engine scored {scored}")
 
 
-def _candidates(raw: RawScores, num_tokens: int, top_k: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+def _candidates(
+    raw: RawScores, num_tokens: int, top_k: int, num_ids: int
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     rows = raw.candidates
     if rows is None or len(rows) != num_tokens:
         raise MissingError(f"{num_tokens} rows of candidates were asked, the engine gave {len(rows or ())}")
@@ -139,6 +142,8 @@ def _candidates(raw: RawScores, num_tokens: int, top_k: int) -> tuple[NDArray[np
         problem = next((found for _, value in row if (found := missing(value))), None)
         if problem:
             raise MissingError(f"a candidate's log-probability at response token {position} is {problem}")
+        if outside := [token for token, _ in row if not 0 <= token < num_ids]:
+            raise MisalignedError(f"candidate {outside[0]} at response token {position} is none of {num_ids} ids")
     ids_TK = np.asarray([[token for token, _ in row] for row in rows], dtype=np.int32)
     logprobs_TK = np.asarray([[value for _, value in row] for row in rows], dtype=np.float64)
     order_TK = np.argsort(-logprobs_TK, axis=1, kind="stable")

@@ -13,10 +13,11 @@ from hintloop_teacher.errors import (
     RefusedError,
     TooLongError,
     UnsupportedError,
+    WrongIdsError,
 )
 
 _CODES: tuple[tuple[tuple[type[HintloopError], ...], grpc.StatusCode], ...] = (
-    ((FieldError,), grpc.StatusCode.INVALID_ARGUMENT),
+    ((FieldError, WrongIdsError), grpc.StatusCode.INVALID_ARGUMENT),
     # Fields are checked before the engine is asked: what is missing or shifted now is the engine's doing.
     ((MissingError, MisalignedError), grpc.StatusCode.DATA_LOSS),
     ((TooLongError,), grpc.StatusCode.OUT_OF_RANGE),

@@ -110,7 +110,9 @@ class EngineClient:
         except OpenedState as error:
             failures, pause_s = self._patience.circuit_failures, self._patience.circuit_open_s
             detail = f"{self.root_url} failed {failures} times in a row; it is left alone for {pause_s:g} s"
-            raise DependencyError(self._dependency, detail) from error
+            # The circuit raises one and the same error while it is open, which would gather every caller's frames.
+            error.__traceback__ = None
+            raise DependencyError(self._dependency, detail) from None
         except _TransientError as error:
             raise DependencyError(self._dependency, str(error)) from error
 
@@ -185,7 +187,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 def _parsed(content: bytes, url: str) -> dict[str, Any]:
     try:
         body = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         shown = content[:80].decode(errors="replace")
         raise _TransientError(f"{url} answered what is no JSON: {shown!r}") from error
     if not isinstance(body, dict):
@@ -195,4 +197,4 @@ def _parsed(content: bytes, url: str) -> dict[str, Any]:
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:
     value = response.headers.get("Retry-After", "")
-    return min(float(value), MAX_RETRY_AFTER_S) if value.isdigit() else 0.0
+    return min(float(value), MAX_RETRY_AFTER_S) if value.isdecimal() else 0.0

@@ -65,6 +65,7 @@ async def probe(
             vocabulary_size=vocabulary.size,
             max_concurrency=section.max_concurrency,
             chunk_tokens=section.score_chunk_tokens,
+            num_ids=vocabulary.num_ids,
         )
         checks = await _checks(scorer, vocabulary, trusted, top_k)
         limits = await find_limits(scorer, top_k) if dialect.takes_ids else None

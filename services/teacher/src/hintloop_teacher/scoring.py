@@ -44,12 +44,16 @@ class ForcedScorer:
         vocabulary_size: int,
         max_concurrency: int,
         chunk_tokens: int = 1024,
+        num_ids: int | None = None,
     ) -> None:
-        """``vocabulary_size``: ids at or above it are never sent (one of them ends an SGLang server)."""
+        """``vocabulary_size``: ids at or above it are never sent (one of them ends an SGLang server). ``num_ids``: how
+        many ids the student has, those of no token included; candidates beyond them are none that it can learn from.
+        """
         self.dialect = dialect
         self.facts = facts
         self.vocabulary_size = vocabulary_size
         self.chunk_tokens = chunk_tokens
+        self._num_ids = num_ids or vocabulary_size
         self.no_candidates: str | None = None
         """Why given candidates are refused, as the probe found; ``None`` while nothing speaks against them."""
         self._gate = asyncio.Semaphore(max_concurrency)
@@ -99,7 +103,7 @@ class ForcedScorer:
             chunk = ids[begin : begin + size]
             question = Question(ids[:begin], chunk, top_k, messages=messages)
             raw = await self._asked(partial(self.dialect.score, self.facts.model, question))
-            parts.append(check_scores(raw, chunk, top_k))
+            parts.append(check_scores(raw, chunk, top_k, self._num_ids))
         scores = joined(parts)
         if candidate_ids is None:
             return scores

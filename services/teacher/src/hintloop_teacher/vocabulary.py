@@ -27,9 +27,11 @@ NUM_PROBED_TOKENS = 256
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``size``: ids at or above it are in no tokenizer, whatever the embedding is padded to."""
+    """``size``: ids at or above it are in no tokenizer. ``num_ids``: rows of the student's embedding, which may be
+    padded."""
 
     size: int
+    num_ids: int
     tokenizer: Tokenizer
     special_text: str
 
@@ -83,7 +85,7 @@ def read_vocabulary(model_path: str, tokenizer_path: str, key: str = "model.stud
     added = sorted(tokenizer.get_added_tokens_decoder().items())
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     special = "".join(token.content for _, token in added[:64])
-    return Vocabulary(min(size, largest + 1), tokenizer, special)
+    return Vocabulary(min(size, largest + 1), size, tokenizer, special)
 
 
 def read_tokenizer(path: str, key: str) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +45,10 @@ class Question:
     def ids(self) -> list[int]:
         """Prompt and response."""
         return [*self.prompt_ids, *self.response_ids]
+
+
+#: How a completions or chat API names a token by its id, where it is asked to.
+_NAMED_ID = re.compile(r"token_id:(\d{1,10})", re.ASCII)
 
 
 class Dialect(Protocol):
@@ -145,6 +150,12 @@ def first_choice(body: Any) -> dict[str, Any]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise MissingError("the engine's answer has no choices")
     return choices[0]
+
+
+def named_id(token: Any) -> int | None:
+    """The id in ``token_id:<n>``, or ``None`` for any other token."""
+    named = _NAMED_ID.fullmatch(token) if isinstance(token, str) else None
+    return int(named[1]) if named else None
 
 
 def token_list(body: dict[str, Any]) -> list[int] | None:

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hintloop_teacher.dialects.base import EngineFacts, Message, NoCandidates, Question, first_choice, listed_model
+from hintloop_teacher.dialects.base import (
+    EngineFacts,
+    Message,
+    NoCandidates,
+    Question,
+    first_choice,
+    listed_model,
+    named_id,
+)
 from hintloop_teacher.errors import MisalignedError, MissingError, RefusedError, UnsupportedError
 from hintloop_teacher.forced import RawScores
 from hintloop_teacher.http import EngineClient
@@ -21,7 +29,6 @@ CANNOT = (
     "given tokens. It can judge, but not teach: set prm.teacher_url to an SGLang or vLLM engine, or to a completions "
     "API with echo"
 )
-_PREFIX = "token_id:"
 _PROBE: list[Message] = [{"role": "user", "content": "What is rain?"}, {"role": "assistant", "content": "Water."}]
 
 
@@ -108,19 +115,18 @@ def read_entries(body: dict[str, Any]) -> list[Entry]:
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise MissingError("the chat API's answer has no logprobs.content")
-    return [
-        (_id(item), item.get("logprob"), [(_id(top), top.get("logprob")) for top in item.get("top_logprobs") or ()])
-        for item in content
-    ]
+    return [(_id(item), item.get("logprob"), _tops(item.get("top_logprobs") or [])) for item in content]
+
+
+def _tops(listed: Any) -> list[tuple[int | None, float | None]]:
+    if not isinstance(listed, list) or not all(isinstance(top, dict) for top in listed):
+        raise MissingError(f"the chat API's top_logprobs are {listed!r:.60}, not a list of tokens")
+    return [(_id(top), top.get("logprob")) for top in listed]
 
 
 def _id(item: dict[str, Any]) -> int | None:
     number = item.get("token_id")
-    if type(number) is int:
-        return number
-    token = item.get("token")
-    digits = token.removeprefix(_PREFIX) if isinstance(token, str) and token.startswith(_PREFIX) else ""
-    return int(digits) if digits.isdigit() else None
+    return number if type(number) is int else named_id(item.get("token"))
 
 
 def _row(tops: list[tuple[int | None, float | None]], token: int, top_k: int) -> list[tuple[int, float | None]]:

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hintloop_teacher.dialects.base import EngineFacts, NoCandidates, Question, first_choice, listed_model
+from hintloop_teacher.dialects.base import EngineFacts, NoCandidates, Question, first_choice, listed_model, named_id
 from hintloop_teacher.errors import MisalignedError, MissingError, RefusedError, UnsupportedError
 from hintloop_teacher.forced import RawScores
 from hintloop_teacher.http import EngineClient
 
-_PREFIX = "token_id:"
 COMPLETIONS_PATH = "/v1/completions"
 
 
@@ -131,13 +130,13 @@ def read_scores(
             f"{total} ids were sent{generated}, the API echoed {len(tokens)} tokens and {len(values)} values"
         )
     echoed = list(response_ids) if trust_positions else _echoed_ids(logprobs, tokens, total)[num_prompt:]
-    rows = _rows(logprobs.get("top_logprobs"), num_prompt, response_ids, top_k) if top_k else None
+    rows = _rows(logprobs.get("top_logprobs"), num_prompt, response_ids, top_k, len(tokens)) if top_k else None
     return RawScores(echoed, values[num_prompt:total], rows, values[0])
 
 
 def _echoed_ids(logprobs: dict[str, Any], tokens: list[Any], total: int) -> list[int | None]:
     """Ids by the tokens' own names, or by a list of ids beside them."""
-    named = [_token_id(token) for token in tokens[:total]]
+    named = [named_id(token) for token in tokens[:total]]
     if None not in named:
         return named
     for key in ("token_ids", "prompt_token_ids"):
@@ -147,20 +146,18 @@ def _echoed_ids(logprobs: dict[str, Any], tokens: list[Any], total: int) -> list
     return named
 
 
-def _token_id(token: Any) -> int | None:
-    digits = token.removeprefix(_PREFIX) if isinstance(token, str) and token.startswith(_PREFIX) else ""
-    return int(digits) if digits.isdigit() else None
-
-
-def _rows(tops: Any, num_prompt: int, response_ids: Sequence[int], top_k: int) -> list[list[tuple[int, float | None]]]:
+def _rows(
+    tops: Any, num_prompt: int, response_ids: Sequence[int], top_k: int, num_tokens: int
+) -> list[list[tuple[int, float | None]]]:
     total = num_prompt + len(response_ids)
-    if not isinstance(tops, list) or len(tops) < total:
-        raise MissingError("the API's logprobs lack top_logprobs")
+    if not isinstance(tops, list) or len(tops) != num_tokens:
+        found = len(tops) if isinstance(tops, list) else 0
+        raise MissingError(f"the API's logprobs have {num_tokens} tokens and {found} top_logprobs")
     rows = []
     for position, (row, token) in enumerate(zip(tops[num_prompt:total], response_ids, strict=True)):
         if not isinstance(row, dict):
             raise MissingError(f"the candidates of response token {position} are {row!r:.60}")
-        pairs = [(_token_id(key), value) for key, value in row.items()]
+        pairs = [(named_id(key), value) for key, value in row.items()]
         if any(key is None for key, _ in pairs):
             raise MissingError(f"the candidates of response token {position} are not named by id")
         extra = token if len(pairs) == top_k + 1 else None

@@ -146,6 +146,14 @@ def read_candidates(meta: dict[str, Any], candidate_ids: Sequence[Sequence[int]]
     return rows
 
 
+def _pair(item: Any, position: int) -> tuple[int, float | None]:
+    if not isinstance(item, list) or len(item) < 2 or type(item[1]) is not int:
+        raise MissingError(
+            f"SGLang's candidate of response token {position} is {item!r:.60}, not [log-probability, id, text]"
+        )
+    return item[1], item[0]
+
+
 def _rows(tops: Any, num_response: int) -> list[list[tuple[int, float | None]]]:
     if not isinstance(tops, list) or len(tops) != num_response + 1:
         count = len(tops) if isinstance(tops, list) else 0
@@ -154,5 +162,5 @@ def _rows(tops: Any, num_response: int) -> list[list[tuple[int, float | None]]]:
     for position, row in enumerate(tops[1:]):
         if not isinstance(row, list):
             raise MissingError(f"SGLang's candidates of response token {position} are null")
-        rows.append([(int(item[1]), item[0]) for item in row])
+        rows.append([_pair(item, position) for item in row])
     return rows

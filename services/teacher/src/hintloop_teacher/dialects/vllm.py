@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from hintloop_teacher.http import EngineClient
 
 GENERATE_PATH = "/inference/v1/generate"
 _CLOSED = (403, 404, 405)
+_ID = re.compile(r"\d{1,10}", re.ASCII)
 
 
 class VllmDialect:
@@ -154,7 +156,7 @@ def read_scores(choice: dict[str, Any], num_prompt: int, response_ids: Sequence[
 def _entry(entry: Any, position: int) -> dict[str, float | None]:
     """``{id: log-probability}`` of one place."""
     if not isinstance(entry, dict) or not all(
-        key.isdigit() and isinstance(value, dict) for key, value in entry.items()
+        _ID.fullmatch(key) and isinstance(value, dict) for key, value in entry.items()
     ):
         what = "null" if entry is None else f"no map of ids to log-probabilities: {str(entry)[:80]}"
         raise MissingError(f"vLLM's entry of response token {position} is {what}")
@@ -168,11 +170,11 @@ def read_rows(body: dict[str, Any], candidate_ids: Sequence[Sequence[int]]) -> l
         raise MissingError("vLLM gave no prompt_token_id_logprobs")
     try:
         array = np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
-    except (ValueError, binascii.Error, EOFError) as error:
+    except (ValueError, binascii.Error, EOFError, MemoryError) as error:
         raise MissingError(f"vLLM's prompt_token_id_logprobs cannot be read: {error}") from error
     wanted = (len(candidate_ids), len(candidate_ids[0]))
-    if array.shape != wanted:
-        raise MissingError(f"vLLM gave candidates of shape {array.shape}, {wanted} was asked")
+    if array.shape != wanted or array.dtype.kind != "f":
+        raise MissingError(f"vLLM gave candidates of shape {array.shape} and {array.dtype}, floats {wanted} were asked")
     return [[float(value) for value in row] for row in array]
 
 
@@ -182,9 +184,11 @@ def read_place(body: dict[str, Any], candidate_ids: Sequence[int]) -> list[float
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     first = content[0] if isinstance(content, list) and content else None
     tops = first.get("top_logprobs") if isinstance(first, dict) else None
-    if not isinstance(tops, list) or not all(isinstance(top, dict) for top in tops):
+    if not isinstance(tops, list) or not all(
+        isinstance(top, dict) and type(top.get("token_id")) is int for top in tops
+    ):
         raise MissingError("vLLM's answer has no candidates of its one token")
-    found = {top.get("token_id"): top.get("logprob") for top in tops}
+    found = {top["token_id"]: top.get("logprob") for top in tops}
     if absent := [token for token in candidate_ids if token not in found]:
         raise MissingError(f"vLLM gave no log-probability of candidate {absent[0]}")
     return [found[token] for token in candidate_ids]
