@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
+from hintloop_contract.problems import ProblemReply
 from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_teacher import routes
 from hintloop_teacher.app import make_app
-from hintloop_teacher.bodies import ForcedBody, ForcedReply, ProblemReply
+from hintloop_teacher.bodies import ForcedBody, ForcedReply
 from hintloop_teacher.dialects.base import EngineFacts
 from hintloop_teacher.probe import ProbeReport
 from hintloop_teacher.scoring import ForcedScorer
@@ -92,6 +94,39 @@ async def test_the_description_has_examples_that_hold(tmp_path: Path) -> None:
     for status in ("422", "502", "503"):
         ProblemReply.model_validate(answers[status]["content"]["application/json"]["example"])
     assert schemas["ForcedBody"]["properties"]["response_ids"]["description"]
+    await broker.close()
+
+
+ODD_BODIES: list[tuple[bytes, str]] = [
+    (b"", "the body: Field required"),
+    (b"{nope", "the body is no JSON"),
+    (b"\xff\xfe", "the body is no JSON"),
+    (b"[1]", "the body: Input should be a valid dictionary"),
+    (b"[" * 100_000, "the body nests too deep"),
+    (b'{"prompt_ids": [' + b"9" * 5000 + b"]}", "the body nests too deep, or holds a number too long"),
+    (b'{"prompt_ids": [0], "response_ids": [NaN]}', "response_ids[0]: nan: "),
+    (b'{"prompt_ids": [0], "response_ids": [1], "\\ud800": 1}', "the body: '\\ud800': Input should be a valid string"),
+    (b'{"prompt_ids": [0], "response_ids": [1], "model": "\\ud800"}', "model: "),
+]
+
+
+async def test_bodies_that_are_none_are_answered_in_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = MemoryBroker()
+    model = save_model(tmp_path / "m")
+    deps = await build_deps(Config.model_validate({"model": {"student_model_path": model}}), broker)
+    deps.engine._scorer = ForcedScorer(
+        FakeDialect(), EngineFacts("fake", "1", "teacher", 64), vocabulary_size=4, max_concurrency=1
+    )
+    deps.engine._report = ProbeReport("fake", "1", "teacher", 64, 4, 0)
+    transport, headers = ASGITransport(make_app(deps)), {"Content-Type": "application/json"}
+    async with AsyncClient(transport=transport, base_url="http://test", headers=headers) as http:
+        for body, begins in ODD_BODIES:
+            refused = await http.post("/v1/forced_logprobs", content=body)
+            assert refused.status_code == 422
+            assert refused.json()["detail"]["message"].startswith(begins)
+        monkeypatch.setattr(routes, "MAX_BODY_BYTES", 100)
+        large = await http.post("/v1/forced_logprobs", content=b" " * 101)
+        assert (large.status_code, large.json()["detail"]["reason"]) == (413, "too_large")
     await broker.close()
 
 

@@ -10,10 +10,11 @@ from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError, HintloopError
+from hintloop_contract.problems import problem
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from hintloop_teacher.auth import require_key
-from hintloop_teacher.bodies import PRM_EXAMPLE, PROBLEMS, FieldNamingRoute, ForcedBody, ForcedReply, reply
+from hintloop_teacher.bodies import PRM_EXAMPLE, PROBLEMS, ForcedBody, ForcedReply, reply
 from hintloop_teacher.control import ControlReport, RecentTurns, null_hint_control
 from hintloop_teacher.engine import TeacherEngine
 from hintloop_teacher.errors import (
@@ -27,6 +28,7 @@ from hintloop_teacher.errors import (
 )
 from hintloop_teacher.metrics import TeacherMetrics
 from hintloop_teacher.rendering import Renderer
+from hintloop_teacher.routes import ScoringRoute
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class TeacherDeps:
 
 def router(deps: TeacherDeps) -> APIRouter:
     """``POST /v1/forced_logprobs`` and ``POST /v1/null_hint_control``."""
-    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))], route_class=FieldNamingRoute)
+    routes = APIRouter(dependencies=[Depends(require_key(deps.config.prm.api_keys))], route_class=ScoringRoute)
 
     @routes.post("/v1/forced_logprobs", summary="Log-probabilities of given tokens", responses=PROBLEMS)
     async def forced_logprobs(body: ForcedBody) -> ForcedReply:
@@ -55,7 +57,7 @@ def router(deps: TeacherDeps) -> APIRouter:
                 await deps.engine.prepare()
             scorer = deps.engine.scorer
             if body.model is not None and body.model != scorer.facts.model:
-                raise UnsupportedError(f"model: {body.model!r} is asked, {scorer.facts.model!r} teaches here")
+                raise UnsupportedError(f"model: {body.model!r:.80} is asked, {scorer.facts.model!r} teaches here")
             scores = await scorer.score(body.prompt_ids, body.response_ids, body.top_k, body.candidate_ids)
         except HintloopError as error:
             raise _problem(error) from error
@@ -75,7 +77,7 @@ def router(deps: TeacherDeps) -> APIRouter:
 
 def _problem(error: HintloopError) -> HTTPException:
     status, reason = _answer_to(error)
-    return HTTPException(status, {"reason": reason, "message": str(error), "field": None})
+    return HTTPException(status, problem(reason, str(error)))
 
 
 def _answer_to(error: HintloopError) -> tuple[int, str]:

@@ -1,13 +1,10 @@
-"""What travels over HTTP: bodies with their examples, and a route class whose refusals name the field at fault."""
+"""What travels over HTTP: bodies with their examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Self
 
-from fastapi import HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
+from hintloop_contract.problems import ProblemReply, problem
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hintloop_teacher.dialects.base import EngineFacts
@@ -92,33 +89,16 @@ class ForcedReply(BaseModel):
     """Always 1."""
 
 
-class Problem(BaseModel):
-    """Why a request was not answered."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    reason: str
-    """A word to tell kinds apart: `invalid`, a drop reason such as `too_long`, `unsupported`, `refused`,
-    `prm_engine`."""
-    message: str
-    """What is wrong and what to change; it begins with the field's name where one is at fault."""
-    field: str | None = None
-    """The field at fault."""
-
-
-class ProblemReply(BaseModel):
-    """An answer that is none."""
-
-    detail: Problem
-
-
 def _problem(description: str, reason: str, message: str, field: str | None = None) -> dict[str, Any]:
-    example = {"detail": {"reason": reason, "message": message, "field": field}}
+    example = {"detail": problem(reason, message, field)}
     return {"model": ProblemReply, "description": description, "content": {"application/json": {"example": example}}}
 
 
 #: How ``POST /v1/forced_logprobs`` answers besides 200 and 401.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
+    413: _problem(
+        "The body is too large", "too_large", "the body has more than 33554432 bytes; ask in parts, or over gRPC"
+    ),
     422: _problem(
         "The request is wrong, or the engine cannot do it",
         "invalid",
@@ -176,33 +156,3 @@ def reply(scores: ForcedScores, facts: EngineFacts) -> ForcedReply:
         model=facts.model,
         dialect=facts.dialect,
     )
-
-
-class FieldNamingRoute(APIRoute):
-    """Answers a body that does not fit with the field's path, the value and what it should be."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with validation errors in our form."""
-        handler = super().get_route_handler()
-
-        async def named(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except RequestValidationError as error:
-                raise HTTPException(422, _described(error)) from error
-
-        return named
-
-
-def _described(error: RequestValidationError) -> dict[str, Any]:
-    first = error.errors()[0]
-    field = _path([part for part in first["loc"] if part != "body"])
-    value = first.get("input")
-    shown = f" {value!r:.60}:" if not isinstance(value, dict | list) else ""
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return {"reason": "invalid", "message": f"{field}:{shown} {message}" if field else message, "field": field or None}
-
-
-def _path(parts: list[Any]) -> str:
-    """``response_ids[3]`` from ``("response_ids", 3)``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")

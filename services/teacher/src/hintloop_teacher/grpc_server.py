@@ -114,7 +114,7 @@ class ForcedScoringService(scoring_pb2_grpc.ForcedScoringServicer):
 
 async def _scores(scorer: ForcedScorer, asked: grpc_requests.Asked) -> Any:
     if asked.model and asked.model != scorer.facts.model:
-        raise UnsupportedError(f"model: {asked.model!r} is asked, {scorer.facts.model!r} teaches here")
+        raise UnsupportedError(f"model: {asked.model!r:.80} is asked, {scorer.facts.model!r} teaches here")
     if asked.candidates is None:
         return await scorer.score(asked.prompt_ids, asked.response_ids, asked.top_k)
     return await scorer.score(asked.prompt_ids, asked.response_ids, candidate_ids=asked.candidates)
