@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
 import platform
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,8 +30,8 @@ from benchmarks.proxy.wire import write_wire
 SECONDS = {DIRECT: 1.0, OURS: 2.5, LITELLM: 3.0, PEER: 2.5}
 OTHER_SECONDS = 2.0
 ATTEMPTS = 3
-#: Seconds after which no sample is repeated for having been disturbed.
-PATIENCE_S = 300.0
+#: Seconds after which no sample is repeated for having been disturbed, and after which no other is begun.
+PATIENCE_S, END_S = 210.0, 330.0
 
 
 def main() -> None:
@@ -67,6 +69,7 @@ def main() -> None:
             "core": core.number,
             "connections": CONNECTIONS,
             "repeats": options.repeats,
+            "python": sys.version,
             "foreign_limit": FOREIGN_LIMIT,
             "seconds": round(time.monotonic() - began, 1),
         },
@@ -80,17 +83,18 @@ def take_all(
     """Samples by turns: every mode of every contestant once, then again. Discarded ones are among them."""
     samples: list[Sample] = []
     began = time.monotonic()
-    for repeat in range(repeats):
-        for mode in modes:
-            for contestant in contestants:
-                for attempt in range(ATTEMPTS):
-                    seconds = SECONDS.get(contestant.name, OTHER_SECONDS)
-                    sample = take_sample(site, contestant, mode, repeat, seconds)
-                    samples.append(sample)
-                    console.print(describe(sample), highlight=False)
-                    if not sample.disturbed or time.monotonic() - began > PATIENCE_S:
-                        break
-                    time.sleep(0.5 * attempt)
+    turns = itertools.product(range(repeats), modes, contestants)
+    for repeat, mode, contestant in turns:
+        if time.monotonic() - began > END_S:
+            console.print("time is up; the last round is not whole")
+            break
+        for attempt in range(ATTEMPTS):
+            sample = take_sample(site, contestant, mode, repeat, SECONDS.get(contestant.name, OTHER_SECONDS))
+            samples.append(sample)
+            console.print(describe(sample), highlight=False, soft_wrap=True)
+            if not sample.disturbed or time.monotonic() - began > PATIENCE_S:
+                break
+            time.sleep(0.5 * attempt)
     return samples
 
 
@@ -107,8 +111,11 @@ def describe(sample: Sample) -> str:
 def print_summary(summary: Summary, console: Console) -> None:
     """Print a table a mode."""
     for mode in dict.fromkeys(row.mode for row in summary.rows):
-        table = Table("", title=f"{mode}, {CONNECTIONS} connections, medians", title_justify="left")
-        for name in ("CPU ms", "per second", "added p50 ms", "added p99 ms", "added first p50", "added first p99"):
+        table = Table(
+            title=f"{mode}: {CONNECTIONS} connections, medians; + is more than without a proxy", title_justify="left"
+        )
+        table.add_column("", no_wrap=True)
+        for name in ("CPU ms", "per second", "+p50 ms", "+p99 ms", "+first p50", "+first p99"):
             table.add_column(name, justify="right")
         table.add_column("memory MB", justify="right")
         table.add_column("samples", justify="right")
@@ -123,7 +130,7 @@ def print_summary(summary: Summary, console: Console) -> None:
                     number(row.added_first_p50, 1),
                     number(row.added_first_p99, 1),
                     number(row.memory_mb, 0),
-                    f"{row.num_samples}" + (" (all disturbed)" if row.disturbed else ""),
+                    f"{row.num_samples}{' disturbed' if row.disturbed else ''}",
                 )
         console.print(table)
 
