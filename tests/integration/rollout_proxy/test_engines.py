@@ -103,6 +103,56 @@ async def test_whole_answer_is_exact_and_shows_nothing_of_ours(setup: Any) -> No
     assert json.loads(capture.answer)["content"] == answer.choices[0].message.content
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_forced_tool_is_captured_as_its_parser_shows_it(setup: Any, stream: bool) -> None:
+    client, broker, policy = setup
+    ask: dict[str, Any] = {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "temperature": 0.0,
+        "max_tokens": 96,
+    }
+    if stream:
+        async with client.chat.completions.stream(**ask) as events:
+            async for _ in events:
+                pass
+        message = events.current_completion_snapshot.choices[0].message
+    else:
+        message = (await client.chat.completions.create(**ask)).choices[0].message
+    capture = await one_capture(broker)
+    assert capture.problem is None, capture.problem_detail
+    assert capture.sampling.constrained
+    ids, logprobs = unpack(capture.response_ids), unpack(capture.logprobs)
+    assert len(ids) == len(logprobs) == capture.usage_completion_tokens
+    (seen,) = message.tool_calls
+    (captured,) = json.loads(capture.answer)["tool_calls"]
+    assert captured["id"] == seen.id
+    assert captured["function"] == {"name": "get_weather", "arguments": seen.function.arguments}
+    assert set(json.loads(seen.function.arguments)) == {"city"}
+    # The ids are those of the words that the parser read, not of what it showed.
+    detokenize = {"model": policy.name, "tokens": ids.tolist()}
+    async with httpx.AsyncClient(timeout=60) as engine:
+        text = (await engine.post(policy.base_url + "/detokenize", json=detokenize)).json()
+    assert "get_weather" in (text.get("prompt") or text.get("text"))
+
+
 async def test_agent_that_leaves_ends_the_generation(setup: Any) -> None:
     client, broker, policy = setup
     stream = await client.chat.completions.create(
