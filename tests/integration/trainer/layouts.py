@@ -61,7 +61,7 @@ def lead(ranks: Ranks, samples: list[bytes], out: Path, load: str) -> None:
     if load.startswith("/"):
         ranks.call("load", Path(load))
     ranks.idle()
-    chosen = ranks.call("choose", samples[:5], 6)
+    chosen = ranks.call("choose", samples[:5], 6, 1 << 31)
     hinted = [replace(item, b"hint") for item in samples[:5]]
     taught = ranks.call("teach", hinted, 6)
     ranks.call("begin", [samples[:4], samples[4:]])

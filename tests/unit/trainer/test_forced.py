@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import ConfigError
 from hintloop_contract.messages import Sample
 from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer import forced
@@ -21,6 +22,8 @@ from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import objective_from
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM
 
 from .conftest import VOCAB, make_sample
@@ -145,6 +148,23 @@ def test_the_students_candidates_are_its_likeliest_tokens_without_the_hint(
         np.testing.assert_array_equal(unpack(sample.teacher_topk_ids), plain)
         hinted = response_rows(directory, sample, unpack(sample.hinted_prompt_ids).tolist()).gather(-1, plain)
         np.testing.assert_allclose(unpack(sample.teacher_topk_logprobs), hinted, atol=1e-5)
+
+
+def test_ids_that_no_tokenizer_has_are_never_chosen(student: Callable[..., Path], layout: Layout) -> None:
+    directory = student("llama", tied=False)
+    named = VOCAB // 2
+    Tokenizer(WordLevel({str(token): token for token in range(named)}, unk_token="0")).save(
+        str(directory / "tokenizer.json")
+    )
+    learner, config, loss = make_learner(directory, layout, topk=True, topk_opd={"use_teacher_topk": False})
+    for sample in filled(learner, config, loss, [unscored(turn, hinted=True) for turn in range(4)]):
+        assert sample.teacher_topk_ids
+        rows = response_rows(directory, sample, unpack(sample.prompt_ids).tolist())
+        assert int(rows.topk(5).indices.max()) >= named, "or this test shows nothing"
+        np.testing.assert_array_equal(unpack(sample.teacher_topk_ids), rows[:, :named].topk(5).indices)
+    section = config.topk_opd.model_copy(update={"top_k": named + 1})
+    with pytest.raises(ConfigError, match=f"top_k {named + 1} is more than the vocabulary's {named} tokens"):
+        filling_from(config.model_copy(update={"topk_opd": section}), loss, VOCAB)
 
 
 def test_the_students_candidates_pull_it_to_the_teacher(student: Callable[..., Path], layout: Layout) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from hintloop_contract.config.signal import PrmSection
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import DropReason
+from hintloop_contract.scoring.packing import to_tensor
+from hintloop_contract.scoring.v1.scoring_pb2 import ScorePart, ScoreReply, Tensor
 from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer import prm_client
 from hintloop_trainer.errors import ScoringRefusedError
@@ -158,4 +161,90 @@ async def test_encoding_is_asked_as_configured(prm: FakePrm, configured: str, as
     client = client_of(prm, grpc_compression=configured)
     assert isinstance((await client.score([question(1, [1] * 50)]))[0], Answer)
     assert prm.requests[-1].encoding == asked
+    await client.close()
+
+
+def lying(*parts: ScorePart) -> Any:
+    """A service that answers every question with these parts."""
+    return lambda index, request: parts
+
+
+def reply(logprobs: Any, dtype: str = "float32", **fields: Any) -> ScoreReply:
+    return ScoreReply(logprobs=to_tensor(logprobs, dtype), **fields)
+
+
+CHOSEN = [[0, 1], [2, 3], [4, 5]]
+TAIL = to_tensor([-1.0] * 3, "float32")
+DAMAGED = Tensor(dtype="float32", shape=[3], data=b"damaged", encoding="planes-zstd")
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([ScorePart(reply=reply([-1.0] * 3), last=True)], "topk_logprobs: dtype ''"),
+        ([ScorePart(reply=reply([-1.0] * 3, "float16"), last=True)], "logprobs: dtype 'float16'"),
+        ([ScorePart(reply=reply([[-1.0]] * 3), last=True)], "logprobs: shape [3, 1]"),
+        ([ScorePart(reply=ScoreReply(logprobs=DAMAGED), last=True)], "logprobs: planes-zstd data cannot be read"),
+        ([ScorePart(start=1, reply=reply([-1.0] * 3), last=True)], "a part begins at token 1, expected is 0"),
+        (
+            [ScorePart(reply=reply([-1.0] * 2)), ScorePart(start=1, reply=reply([-1.0]), last=True)],
+            "a part begins at token 1, expected is 2",
+        ),
+        (
+            [ScorePart(reply=reply([-1.0] * 3, topk_logprobs=to_tensor([[-1.0]] * 3, "float16")), last=True)],
+            "topk_logprobs have shape [3, 1], expected [3, 2]",
+        ),
+        (
+            [
+                ScorePart(
+                    reply=reply([-1.0] * 3, topk_logprobs=to_tensor([[-1.0] * 2] * 3, "float32"), tail_logprobs=TAIL),
+                    last=True,
+                )
+            ],
+            "topk_logprobs: dtype 'float32', expected float16",
+        ),
+    ],
+)
+async def test_an_answer_of_another_form_is_none(prm: FakePrm, parts: list[ScorePart], words: str) -> None:
+    prm._parts = lying(*parts)  # type: ignore[method-assign]
+    client = client_of(prm)
+    (found,) = await client.score([question(1, [1, 2, 3], CHOSEN)])
+    assert isinstance(found, Unscorable)
+    assert (found.reason, found.detail.startswith(words)) == (DropReason.TEACHER_MISALIGNED, True)
+    await client.close()
+
+
+@pytest.mark.parametrize("sequence", [1, 2**31])
+async def test_an_answer_to_nothing_that_was_asked_is_the_services_fault(prm: FakePrm, sequence: int) -> None:
+    prm._parts = lying(ScorePart(sequence=sequence, last=True))  # type: ignore[method-assign]
+    client = client_of(prm)
+    with pytest.raises(DependencyError, match=f"what was not asked, sequence {sequence}"):
+        await client.score([question(1, [1])])
+    await client.close()
+
+
+async def test_a_failure_costs_none_of_the_answers_that_are_there(prm: FakePrm) -> None:
+    client = client_of(prm)
+    asked = [question(1, [token]) for token in range(4)]
+    known: dict[int, Answer | Unscorable] = {}
+    prm.statuses[1] = ("UNAVAILABLE", "gone")
+    with pytest.raises(DependencyError, match="UNAVAILABLE: gone"):
+        await client.score(asked, known)
+    assert sorted(known) == [0, 1, 3]
+    found = await client.score(asked, known)
+    assert [float(unpack(a.logprobs)[0]) for a in found if isinstance(a, Answer)] == pytest.approx(
+        [-(t + 0.001) for t in range(4)]
+    )
+    assert len(prm.requests) == 5
+    await client.close()
+
+
+async def test_a_question_beyond_a_message_is_too_long_and_the_others_are_asked(
+    prm: FakePrm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prm_client, "MAX_MESSAGE_BYTES", prm_client.OVERHEAD_BYTES + 1000)
+    client = client_of(prm)
+    good, long = await client.score([question(1, [1]), question(1, [2] * 300)])
+    assert isinstance(good, Answer)
+    assert isinstance(long, Unscorable) and long.reason is DropReason.TOO_LONG
     await client.close()

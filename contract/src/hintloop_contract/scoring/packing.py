@@ -47,7 +47,7 @@ def _to_planes(packed: PackedArray) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(values_NB.T.tobytes())
 
 
-def plain_data(tensor: Tensor) -> bytes:
+def _plain_data(tensor: Tensor) -> bytes:
     """The array's bytes: the message's own where they are plain.
 
     Raises:
@@ -84,14 +84,21 @@ def to_array(tensor: Tensor, field: str, *, dtypes: tuple[str, ...], ndim: int) 
     Raises:
         MessageError: it is another array, or its size disagrees with its shape; the message begins with ``field``.
     """
+    return unpack(to_packed(tensor, field, dtypes=dtypes, ndim=ndim))
+
+
+def to_packed(tensor: Tensor, field: str, *, dtypes: tuple[str, ...], ndim: int) -> PackedArray:
+    """The same, as it travels in messages on streams. Raises as :func:`to_array`."""
     if tensor.dtype not in dtypes:
         raise MessageError(f"{field}: dtype {tensor.dtype!r}, expected {' or '.join(dtypes)}")
     if len(tensor.shape) != ndim:
         raise MessageError(f"{field}: shape {list(tensor.shape)}, expected {ndim} axes")
     try:
-        return unpack(PackedArray(dtype=tensor.dtype, shape=tuple(tensor.shape), data=plain_data(tensor)))
+        packed = PackedArray(dtype=tensor.dtype, shape=tuple(tensor.shape), data=_plain_data(tensor))
+        unpack(packed)
     except MessageError as error:
         raise MessageError(f"{field}: {error}") from None
+    return packed
 
 
 def is_given(tensor: Tensor) -> bool:

@@ -30,7 +30,14 @@ class BackgroundError(HintloopError):
 
 
 class ScoringRefusedError(HintloopError):
-    """The teacher's gRPC service cannot do what is asked of it; asking again would not help."""
+    """The teacher's gRPC service cannot do what is asked of it; asking again would not help.
+
+    ``at``: which of the questions are refused, where it is not all of them.
+    """
+
+    def __init__(self, message: str, at: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class CheckpointError(HintloopError):

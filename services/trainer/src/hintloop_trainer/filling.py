@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError, HintloopError
 from hintloop_contract.messages import DropReason, Sample
 from hintloop_contract.tensors import PackedArray, pack
+from tokenizers import Tokenizer
 
 from hintloop_trainer.batch import read_example
 from hintloop_trainer.errors import ScoringRefusedError
@@ -50,6 +52,8 @@ class Filling:
     weights: str
     batch_size: int
     vocab_size: int
+    num_tokens: int
+    """Ids that the tokenizer has; a padded model has more."""
 
     @property
     def needed(self) -> bool:
@@ -76,8 +80,9 @@ def filling_from(config: Config, loss: LoadedLoss, vocab_size: int) -> Filling:
     topk = "teacher_topk" in loss.requires
     learned = topk or "teacher_logprobs" in loss.requires if loss.custom else config.advantage.estimator != "grpo"
     top_k = config.topk_opd.top_k if topk else 0
-    if top_k > vocab_size:
-        raise ConfigError(f"topk_opd.top_k {top_k} is more than the vocabulary's {vocab_size} tokens; lower it")
+    num_tokens = _num_tokens(Path(config.tokenizer_dir), vocab_size)
+    if top_k > num_tokens:
+        raise ConfigError(f"topk_opd.top_k {top_k} is more than the vocabulary's {num_tokens} tokens; lower it")
     return Filling(
         learned=learned,
         own=learned and config.prm.teacher_source == "trainer",
@@ -86,7 +91,16 @@ def filling_from(config: Config, loss: LoadedLoss, vocab_size: int) -> Filling:
         weights=config.prm.teacher_weights,
         batch_size=config.training.train_batch_size,
         vocab_size=vocab_size,
+        num_tokens=num_tokens,
     )
+
+
+def _num_tokens(tokenizer_dir: Path, vocab_size: int) -> int:
+    """No teacher is asked for ids that no tokenizer has; the whole vocabulary where the tokenizer cannot be read."""
+    file = tokenizer_dir / "tokenizer.json"
+    if not file.is_file():
+        return vocab_size
+    return min(vocab_size, max(Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values()) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +129,8 @@ class Filler:
         """
         if not self._plan.asks_prm:
             return
-        candidates = np.arange(self._plan.top_k, dtype=np.int32)[None]
-        ids = [pack([token], "int32") for token in _CHECK_IDS]
-        question = Question(ids[0], ids[1], pack(candidates, "int32"))
         try:
-            (found,) = self._insist("asking the PRM", lambda: self._asked([question]))
+            (found,) = self._insist("asking the PRM", lambda: self._asked([self._check_question()]))
         except ScoringRefusedError as error:
             raise ConfigError(
                 f"topk_opd.use_teacher_topk = false: the teacher cannot score the student's candidates: {error}; set "
@@ -143,7 +154,7 @@ class Filler:
         encoded = [msgspec.msgpack.encode(sample) for sample in samples if is_open(sample)]
         chosen: dict[str, Ids] | None = None
         if self._plan.chosen:
-            chosen = self._ranks.call("choose", encoded, self._plan.top_k)
+            chosen = self._ranks.call("choose", encoded, self._plan.top_k, self._plan.num_tokens)
         if self._plan.own:
             scores: dict[str, Forced] = self._ranks.call("teach", encoded, self._plan.top_k, chosen)
             model = f"{OWN_MODEL} ({self._plan.weights})"
@@ -157,7 +168,8 @@ class Filler:
     def _ask(self, samples: Sequence[Sample], chosen: dict[str, Ids], result: Filled) -> None:
         packed = {turn_id: pack(ids, "int32") for turn_id, ids in chosen.items()}
         questions = [Question(_hinted(sample), sample.response_ids, packed[sample.turn_id]) for sample in samples]
-        answers = self._insist("asking the PRM", lambda: self._patiently(questions))
+        known: dict[int, Answer | Unscorable] = {}
+        answers = self._insist("asking the PRM", lambda: self._patiently(questions, known))
         for sample, answer in zip(samples, answers, strict=True):
             scored = answer if isinstance(answer, Unscorable) else self._checked(sample, packed, answer)
             if isinstance(scored, Unscorable):
@@ -173,16 +185,39 @@ class Filler:
             return Unscorable(DropReason.TEACHER_MISSING, str(error))
         return filled
 
-    async def _patiently(self, questions: Sequence[Question]) -> list[Answer | Unscorable]:
+    async def _patiently(
+        self, questions: Sequence[Question], known: dict[int, Answer | Unscorable]
+    ) -> list[Answer | Unscorable]:
         try:
-            return await self._asked(questions)
+            return await self._asked(questions, known)
         except ScoringRefusedError as error:
-            # It could at the start: another engine, or another key, is there now. That is no sample's fault.
-            raise DependencyError("prm", str(error)) from error
+            await self._check_again(error)
+            known.update({index: Unscorable(DropReason.TEACHER_MISSING, str(error)) for index in error.at})
+            return await self._asked(questions, known)
 
-    async def _asked(self, questions: Sequence[Question]) -> list[Answer | Unscorable]:
+    async def _check_again(self, refusal: ScoringRefusedError) -> None:
+        """Return if the service still does what it could at the start, so that it refuses some samples alone.
+
+        Raises:
+            DependencyError: another engine, or another key, is there now. That is no sample's fault.
+        """
+        try:
+            (found,) = await self._asked([self._check_question()])
+        except ScoringRefusedError:
+            found = None
+        if not isinstance(found, Answer) or not refusal.at:
+            raise DependencyError("prm", str(refusal)) from refusal
+
+    async def _asked(
+        self, questions: Sequence[Question], known: dict[int, Answer | Unscorable] | None = None
+    ) -> list[Answer | Unscorable]:
         assert self._client is not None
-        return await self._client.score(questions)
+        return await self._client.score(questions, known)
+
+    def _check_question(self) -> Question:
+        candidates = np.arange(self._plan.top_k, dtype=np.int32)[None]
+        prompt, response = (pack([token], "int32") for token in _CHECK_IDS)
+        return Question(prompt, response, pack(candidates, "int32"))
 
 
 def is_open(sample: Sample) -> bool:

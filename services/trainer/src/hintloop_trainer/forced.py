@@ -40,14 +40,15 @@ class Forced:
     tail_logprobs: NDArray[np.float32] | None = None
 
 
-def choose(learner: Learner, encoded: Sequence[bytes], top_k: int) -> dict[str, Ids]:
+def choose(learner: Learner, encoded: Sequence[bytes], top_k: int, num_tokens: int) -> dict[str, Ids]:
     """The student's ``top_k`` likeliest tokens at every response token, int32 [T, K] by turn id.
 
-    ``encoded`` are the samples of one optimizer step.
+    ``encoded`` are the samples of one optimizer step. ``num_tokens``: ids from it on are in no tokenizer.
     """
 
     def read(batch: MicroBatch, hidden_NH: torch.Tensor) -> list[Ids]:
-        found = candidates.likeliest(learner.model, hidden_NH, learner.arch.vocab_size, top_k)
+        size = learner.arch.vocab_size
+        found = candidates.likeliest(learner.model, hidden_NH, size, top_k, num_tokens=num_tokens)
         return [part.to(torch.int32).cpu().numpy() for part in _split(batch, found.ids_NK)]
 
     examples = _examples(learner, encoded)

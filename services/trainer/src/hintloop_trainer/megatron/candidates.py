@@ -29,20 +29,33 @@ class Candidates:
 
 @torch.no_grad()
 def likeliest(
-    model: PolicyModel, hidden_NH: torch.Tensor, vocab_size: int, top_k: int, chunk_bytes: int = CHUNK_BYTES
+    model: PolicyModel,
+    hidden_NH: torch.Tensor,
+    vocab_size: int,
+    top_k: int,
+    *,
+    num_tokens: int | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Candidates:
     """The ``top_k`` likeliest tokens behind each row. Collective over tensor-parallel ranks; all get the same.
 
-    ``top_k`` is at most ``vocab_size``.
+    ``num_tokens``: ids from it on are in no tokenizer and are never chosen, though their mass counts. ``top_k`` is at
+    most that many.
     """
     rows = max(1, chunk_bytes // (4 * model.output_layer.output_size_per_partition))
-    pieces = [_likeliest(model, hidden_NH[at : at + rows], vocab_size, top_k) for at in range(0, len(hidden_NH), rows)]
+    below = vocab_size if num_tokens is None else num_tokens
+    pieces = [
+        _likeliest(model, hidden_NH[at : at + rows], vocab_size, top_k, below) for at in range(0, len(hidden_NH), rows)
+    ]
     return Candidates(torch.cat([piece.ids_NK for piece in pieces]), torch.cat([piece.logprobs_NK for piece in pieces]))
 
 
-def _likeliest(model: PolicyModel, hidden_NH: torch.Tensor, vocab_size: int, top_k: int) -> Candidates:
+def _likeliest(model: PolicyModel, hidden_NH: torch.Tensor, vocab_size: int, top_k: int, below: int) -> Candidates:
     logits_NV = local_logits(model, hidden_NH, vocab_size)
     total_N = log_normaliser(logits_NV)
+    num_named = below - parallel_state.get_tensor_model_parallel_rank() * logits_NV.shape[-1]
+    if num_named < logits_NV.shape[-1]:
+        logits_NV[:, max(0, num_named) :] = -math.inf
     best_NK, ids_NK = logits_NV.topk(min(top_k, logits_NV.shape[-1]), dim=-1)
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         ids_NK = ids_NK + parallel_state.get_tensor_model_parallel_rank() * logits_NV.shape[-1]
