@@ -121,6 +121,8 @@ class WireEngine:
         if len(ids) > self.context:
             message = f"This model's maximum context length is {self.context} tokens, you asked {len(ids)}"
             return web.json_response({"error": {"message": message}}, status=400)
+        if top_k > self.max_top_k and "breaks at too many" in self.flaws:
+            return web.Response(status=500, text="internal error")
         if top_k > self.max_top_k:
             message = f"Requested prompt logprobs of {top_k}, which is greater than max allowed: {self.max_top_k}"
             return web.json_response({"error": {"message": message}}, status=400)

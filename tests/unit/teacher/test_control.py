@@ -12,8 +12,9 @@ from hintloop_contract.tensors import pack
 from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_teacher import control
 from hintloop_teacher.control import RecentTurns, compared, null_hint_control
-from hintloop_teacher.dialects.base import EngineFacts
+from hintloop_teacher.dialects.base import EngineFacts, Question
 from hintloop_teacher.errors import RefusedError
+from hintloop_teacher.forced import RawScores
 from hintloop_teacher.scoring import ForcedScorer
 
 from .fake_dialect import FakeDialect, score_of
@@ -91,6 +92,20 @@ async def test_the_prm_engine_is_held_to_what_it_said_of_these_weights(deps: Dep
     shifted = await run(deps)
     assert shifted.prm.status == "differs" and shifted.passed is False
     assert shifted.prm.largest is not None and shifted.prm.largest > 0.1
+
+
+@pytest.mark.parametrize(("engine_dtype", "status"), [(None, "differs"), ("bfloat16", "equal")])
+async def test_the_tolerance_is_that_of_the_engines_dtype(deps: Deps, engine_dtype: str | None, status: str) -> None:
+    deps.config = Config.model_validate({"model": {"dtype": "float32"}, "prm": {"engine_dtype": engine_dtype}})
+    await run(deps)
+    dialect, score = deps.engine.scorer.dialect, FakeDialect.score
+
+    async def rounded(model: str, question: Question) -> RawScores:
+        raw = await score(dialect, model, question)  # type: ignore[arg-type]
+        return RawScores(raw.token_ids, [None if value is None else value - 0.02 for value in raw.logprobs])
+
+    dialect.score = rounded  # type: ignore[method-assign]
+    assert (await run(deps)).prm.status == status
 
 
 async def test_other_weights_have_another_reference(deps: Deps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ class ProbedEngine:
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
         self.report: object | None = "probed"
+        self.problem: str | None = None
 
     async def prepare(self) -> None:
         raise DependencyError("prm-engine", "nobody there")
@@ -323,9 +324,15 @@ async def test_health_follows_the_probe(monkeypatch: pytest.MonkeyPatch) -> None
         states = health_pb2.HealthCheckResponse
         assert await health_of(channel, "") == states.SERVING
         assert await health_of(channel, SERVICE_NAME) == states.SERVING
-        deps.engine.report = None  # type: ignore[misc]
+        deps.engine.problem = "another vocabulary"  # type: ignore[misc]
         await asyncio.sleep(0.1)
         assert await health_of(channel, "") == states.SERVING
+        assert await health_of(channel, SERVICE_NAME) == states.NOT_SERVING
+        deps.engine.problem = None  # type: ignore[misc]
+        await asyncio.sleep(0.1)
+        assert await health_of(channel, SERVICE_NAME) == states.SERVING
+        deps.engine.report = None  # type: ignore[misc]
+        await asyncio.sleep(0.1)
         assert await health_of(channel, SERVICE_NAME) == states.NOT_SERVING
 
 

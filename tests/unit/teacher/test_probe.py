@@ -189,6 +189,17 @@ async def test_too_many_candidates() -> None:
         assert report.limits is not None and report.limits.max_top_k == 0
 
 
+async def test_an_engine_that_breaks_at_too_many_candidates_is_told_from_one_that_is_away() -> None:
+    async with probed(WireEngine("sglang", flaws={"breaks at too many"}), 4) as (_, report):
+        assert report.limits is not None and report.limits.max_top_k == 20
+    with pytest.raises(ProbeError, match=r"fails when 21 candidates.*answered 500.*lower topk_opd\.top_k"):
+        async with probed(WireEngine("sglang", flaws={"breaks at too many"}), 21):
+            pass
+    with pytest.raises(DependencyError, match="answered 503"):
+        async with probed(WireEngine("sglang", status=503), 21):
+            pass
+
+
 async def test_an_api_that_covers_its_own_token_alone_is_no_teacher() -> None:
     flaws = {"covers the generated token"}
     for extra in (set(), {"at least one token"}):

@@ -80,7 +80,8 @@ class PrmSection(Section):
     grpc_address: str = ""
     """`host:port` at which the trainer reaches gRPC `ForcedScoring`; `host` and `grpc_port` when empty."""
     grpc_max_requests: Positive = 64
-    """Most sequences that gRPC callers may have waiting or scored at once; more are answered `RESOURCE_EXHAUSTED`."""
+    """Most gRPC calls that may wait or be scored at once, a stream of many sequences being one; more are answered
+    `RESOURCE_EXHAUSTED`."""
     grpc_compression: Literal["zstd", "none"] = "zstd"
     """`zstd` makes replies of gRPC about a third smaller for some milliseconds at both ends; `none` leaves arrays as
     they are, so that decoding copies nothing: for a service on the same machine."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from hintloop_contract.errors import HintloopError
 from hintloop_contract.messages import LinkedTurn, Sampling, TurnRecord
+from hintloop_contract.rounding import tolerances
 from hintloop_contract.tensors import unpack
 from numpy.typing import NDArray
 
@@ -30,8 +31,6 @@ from hintloop_teacher.vocabulary import PROBE_TEXT
 if TYPE_CHECKING:
     from hintloop_teacher.app import TeacherDeps
 
-#: Largest mean and largest single |A| in nats that two engines of the same weights may show, by their dtype.
-TOLERANCES = {"float32": (1e-3, 1e-2), "bfloat16": (0.05, 0.75)}
 #: Turns kept for the policy's side, and how many of them are enough to run it.
 NUM_RECENT_TURNS = 8
 ENOUGH_TURNS = 4
@@ -145,7 +144,8 @@ async def _prm_side(deps: TeacherDeps) -> ControlSide:
         return ControlSide("recorded", f"first seen: the scores of {name} are now its reference", len(scores))
     reference = np.asarray(json.loads(recorded), dtype=np.float32)
     known = "" if facts.weights else " (the engine does not say its weights' version: they may have been changed)"
-    return compared([scores], [reference], deps.config.model.dtype, f"against the reference of {name}{known}")
+    dtype = deps.config.prm.engine_dtype or deps.config.model.dtype
+    return compared([scores], [reference], dtype, f"against the reference of {name}{known}")
 
 
 async def _policy_side(deps: TeacherDeps) -> ControlSide:
@@ -176,13 +176,13 @@ async def _policy_scorer(deps: TeacherDeps, url: str) -> ForcedScorer:
 def compared(
     scores: Sequence[NDArray[np.float32]], references: Sequence[NDArray[np.float32]], dtype: str, detail: str
 ) -> ControlSide:
-    """Compare scores [T] of each answer with their references [T]."""
+    """Compare scores [T] of each answer with their references [T], both computed in ``dtype``."""
     for score, reference in zip(scores, references, strict=True):
         if score.shape != reference.shape:
             return ControlSide("differs", f"{detail}: {score.shape[0]} scores, {reference.shape[0]} references")
     differences = np.abs(np.concatenate(list(scores)).astype(np.float64) - np.concatenate(list(references)))
     mean, largest = float(differences.mean()), float(differences.max())
-    mean_tolerance, largest_tolerance = TOLERANCES[dtype]
+    mean_tolerance, largest_tolerance = tolerances(dtype)
     # A difference that is no number is none that is small.
     status: Status = "equal" if mean <= mean_tolerance and largest <= largest_tolerance else "differs"
     return ControlSide(status, detail, len(differences), mean, largest, mean_tolerance, largest_tolerance)

@@ -183,6 +183,7 @@ async def _follow_readiness(checking: Any, deps: TeacherDeps) -> None:
     states = health_pb2.HealthCheckResponse
     await checking.set("", states.SERVING)
     while True:
-        ready = deps.engine.report is not None or not deps.needs.prm_engine
+        fit = deps.engine.report is not None and deps.engine.problem is None
+        ready = fit or not deps.needs.prm_engine
         await checking.set(SERVICE_NAME, states.SERVING if ready else states.NOT_SERVING)
         await asyncio.sleep(READINESS_INTERVAL_S)

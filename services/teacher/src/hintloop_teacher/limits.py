@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hintloop_contract.errors import DependencyError
 
 from hintloop_teacher.dialects.base import Question
-from hintloop_teacher.errors import MissingError, RefusedError, TeachError, UnsupportedError
+from hintloop_teacher.errors import RefusedError, TeachError, UnsupportedError
 from hintloop_teacher.scoring import ForcedScorer
 
 #: More candidates than this are not asked for.
@@ -55,23 +56,28 @@ async def find_limits(scorer: ForcedScorer, known_top_k: int) -> Limits:
 
 async def _most_candidates(scorer: ForcedScorer, known: int) -> int:
     highest = min(MOST_CANDIDATES, scorer.vocabulary_size)
-    if await _gives(scorer, highest):
+    if await _gives(scorer, highest, known):
         return highest
     given, refused = known, highest
     while refused - given > 1:
         middle = (given + refused) // 2
-        if await _gives(scorer, middle):
+        if await _gives(scorer, middle, known):
             given = middle
         else:
             refused = middle
     return given
 
 
-async def _gives(scorer: ForcedScorer, top_k: int) -> bool:
+async def _gives(scorer: ForcedScorer, top_k: int, known: int) -> bool:
+    """Whether the engine gives ``top_k`` candidates; ``known`` it gave before."""
     ids = probe_ids(scorer.vocabulary_size, 3)
     try:
         await scorer.score(ids[:2], ids[2:], top_k)
-    except (RefusedError, MissingError, UnsupportedError):
+    except (RefusedError, TeachError, UnsupportedError):
+        return False
+    except DependencyError:
+        # Some engines answer 500 to what is too much for them. One that is away fails this, too.
+        await scorer.score(ids[:2], ids[2:], known)
         return False
     return True
 

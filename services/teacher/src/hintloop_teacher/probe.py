@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from hintloop_contract.config.schema import PrmSection
+from hintloop_contract.errors import DependencyError
 
 from hintloop_teacher.dialects.base import Dialect, EngineFacts, Question
 from hintloop_teacher.dialects.chat import CANNOT, ChatDialect
@@ -214,6 +215,10 @@ async def _check_top_k(scorer: ForcedScorer, top_k: int) -> str:
 async def _scored(scorer: ForcedScorer, prompt: list[int], response: list[int], top_k: int) -> Any:
     try:
         return await scorer.score(prompt, response, top_k)
+    except DependencyError:
+        if not top_k:
+            raise
+        return await _scored_or_too_many(scorer, prompt, response, top_k)
     except RefusedError as error:
         if top_k:
             raise ProbeError(
@@ -221,6 +226,18 @@ async def _scored(scorer: ForcedScorer, prompt: list[int], response: list[int], 
                 "raise the engine's limit (vLLM: --max-logprobs)"
             ) from error
         raise ProbeError(f"the PRM engine refuses to score given tokens: {error}") from error
+
+
+async def _scored_or_too_many(scorer: ForcedScorer, prompt: list[int], response: list[int], top_k: int) -> Any:
+    """Some engines answer 500 to what is too much for them; one that is away fails without candidates, too."""
+    await scorer.score(prompt, response)
+    try:
+        return await scorer.score(prompt, response, top_k)
+    except DependencyError as error:
+        raise ProbeError(
+            f"the PRM engine scores given tokens, but fails when {top_k} candidates per token are asked, too "
+            f"({error.detail:.160}); lower topk_opd.top_k"
+        ) from error
 
 
 async def _chat_checks(dialect: ChatDialect, facts: EngineFacts, vocabulary: Vocabulary) -> dict[str, str]:

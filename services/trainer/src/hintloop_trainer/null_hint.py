@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import structlog
+from hintloop_contract import rounding
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
 from hintloop_contract.tensors import pack, unpack
@@ -20,10 +21,6 @@ from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer.prm_client import PrmClient, Question, Unscorable
 
 REFERENCE_FILE = "null_hint_reference.json"
-
-#: Largest mean and largest single |A|, nats, between engine and trainer of equal weights, by the coarser dtype.
-TOLERANCES = {"float32": (1e-3, 1e-2), "float16": (1e-2, 0.1), "bfloat16": (0.05, 0.75)}
-_COARSER = ("float32", "float16", "bfloat16")
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -66,8 +63,7 @@ class NullHint:
 
 def tolerances(config: Config) -> tuple[float, float]:
     """Largest mean and largest single |A| for the trainer's dtype and the engine's."""
-    pair = (config.model.dtype, config.prm.engine_dtype or config.model.dtype)
-    return TOLERANCES[max(pair, key=_COARSER.index)]
+    return rounding.tolerances(config.model.dtype, config.prm.engine_dtype or config.model.dtype)
 
 
 def reference(config: Config, step: int, ids: list[int], logprobs: list[float]) -> Reference | None:
