@@ -15,6 +15,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from hintloop_contract.errors import MessageError
+from hintloop_contract.scoring.channel import MAX_MESSAGE_BYTES
 from hintloop_contract.scoring.v1.scoring_pb2 import Tensor
 from hintloop_contract.tensors import PackedArray, pack, unpack
 
@@ -24,8 +25,8 @@ PLANES = "planes-zstd"
 ENCODINGS = ("", PLANES)
 #: Smaller arrays are never encoded, bytes.
 ENCODE_FROM = 16 * 1024
-#: Arrays above this are refused before anything is decoded, bytes.
-MAX_DECODED = 256 * 1024 * 1024
+#: Larger arrays than a plain message could hold are refused before anything is decoded, bytes.
+MAX_DECODED = MAX_MESSAGE_BYTES
 #: What a Zstandard frame without its size is said to have.
 _UNTOLD = -1
 
