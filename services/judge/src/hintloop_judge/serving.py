@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
-from hintloop_contract.errors import ConfigError
+from hintloop_contract.listening import listen
 
 
 class _Server(uvicorn.Server):
@@ -28,7 +27,8 @@ async def serve(app: FastAPI, host: str, port: int, worker: Callable[[asyncio.Ev
     Raises:
         ConfigError: ``prm.host`` and ``prm.port`` cannot be listened on.
     """
-    listening = _listen(host, port)
+    # uvicorn would end the process by itself where the address cannot be had.
+    listening = listen(host, port, "prm")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -41,14 +41,3 @@ async def serve(app: FastAPI, host: str, port: int, worker: Callable[[asyncio.Ev
     stop.set()
     server.should_exit = True
     await asyncio.gather(serving, working)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """uvicorn would end the process by itself where the address cannot be had."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server((str(address[0]), port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"prm.host {host!r} and prm.port {port} cannot be listened on: {error.strerror}; choose another"
-        ) from error
