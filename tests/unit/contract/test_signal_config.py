@@ -24,6 +24,8 @@ def config(**sections: Any) -> Config:
         ({"port": 9000, "grpc_port": 7}, "127.0.0.1:7"),
         ({"host": "0.0.0.0", "grpc_port": 7}, "127.0.0.1:7"),
         ({"host": "teacher", "grpc_port": 7}, "teacher:7"),
+        ({"host": "::1", "grpc_port": 7}, "[::1]:7"),
+        ({"grpc_address": "[::1]:7"}, "[::1]:7"),
         ({"grpc_port": 7, "grpc_address": "prm.example:443"}, "prm.example:443"),
     ],
 )
@@ -36,6 +38,7 @@ def test_where_grpc_is_reached(prm: dict[str, Any], target: str) -> None:
     [
         ({"grpc_address": "http://prm:443"}, "write it as host:port"),
         ({"grpc_address": "prm"}, "write it as host:port"),
+        ({"grpc_address": "::1:7"}, r"\[IPv6\]:port"),
         ({"teacher_weights": "ema"}, 'set teacher_source = "trainer"'),
         ({"teacher_source": "trainer", "ema_decay": 0.9}, "ema_decay 0.9 has no effect"),
         ({"teacher_source": "trainer", "teacher_weights": "ema", "ema_decay": 1.0}, "less than 1"),

@@ -114,8 +114,9 @@ class PrmSection(Section):
     def _target(cls, value: str) -> str:
         host, _, port = value.rpartition(":")
         numbered = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535
-        if value and (not host or not numbered or "/" in host):
-            raise ValueError(f"{value!r} is no gRPC address; write it as host:port, without http://")
+        bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        if value and (not host or not numbered or "/" in host or bare):
+            raise ValueError(f"{value!r} is no gRPC address; write it as host:port or [IPv6]:port, without http://")
         return value
 
     @property
@@ -127,6 +128,7 @@ class PrmSection(Section):
     def grpc_target(self) -> str:
         """Where gRPC `ForcedScoring` is reached."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        host = f"[{host}]" if ":" in host else host
         return self.grpc_address or f"{host}:{self.grpc_listen_port}"
 
     @model_validator(mode="after")
