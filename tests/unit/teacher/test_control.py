@@ -35,6 +35,9 @@ class Engine:
     def __init__(self, dialect: FakeDialect) -> None:
         self.scorer = scorer_of(dialect)
 
+    async def prepared(self) -> ForcedScorer:
+        return self.scorer
+
 
 class Deps:
     """What the control reads of the teacher."""

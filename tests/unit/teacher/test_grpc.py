@@ -91,8 +91,10 @@ class ProbedEngine:
         self.report: object | None = "probed"
         self.problem: str | None = None
 
-    async def prepare(self) -> None:
-        raise DependencyError("prm-engine", "nobody there")
+    async def prepared(self) -> Scorer:
+        if self.report is None:
+            raise DependencyError("prm-engine", "nobody there")
+        return self.scorer
 
 
 @asynccontextmanager

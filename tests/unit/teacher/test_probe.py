@@ -1,5 +1,6 @@
 """What the probe finds of each kind of engine, over HTTP, and why it refuses what cannot teach."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -279,6 +280,19 @@ async def test_an_engine_that_comes_back_as_another_is_not_taught_by() -> None:
         assert await teacher.ready()
         assert teacher.problem is None
         await teacher.close()
+
+
+async def test_those_who_ask_together_probe_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(WireEngine("vllm")) as engine:
+        client, section = client_of(engine), Config.model_validate({"prm": {}}).prm
+        teacher = TeacherEngine(client, section, Vocabulary(), 4)  # type: ignore[arg-type]
+        await asyncio.gather(*(teacher.prepared() for _ in range(5)))
+        once = len(engine.paths)
+        monkeypatch.setattr("hintloop_teacher.engine.LOOK_AGAIN_S", 0.5)
+        teacher._probed = -1000.0
+        await asyncio.gather(*(teacher.check_again("a null") for _ in range(5)))
+        assert len(engine.paths) == 2 * once
+        await client.close()
 
 
 async def test_a_turns_trouble_is_told_from_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,7 @@ def router(deps: TeacherDeps) -> APIRouter:
     async def forced_logprobs(body: ForcedBody) -> ForcedReply:
         """What the teacher says of tokens that it did not sample, at temperature 1."""
         try:
-            if deps.engine.report is None:
-                await deps.engine.prepare()
-            scorer = deps.engine.scorer
+            scorer = await deps.engine.prepared()
             if body.model is not None and body.model != scorer.facts.model:
                 raise UnsupportedError(f"model: {body.model!r:.80} is asked, {scorer.facts.model!r} teaches here")
             scores = await scorer.score(body.prompt_ids, body.response_ids, body.top_k, body.candidate_ids)

@@ -123,13 +123,10 @@ async def null_hint_control(deps: TeacherDeps) -> ControlReport:
         DependencyError: the PRM engine or Redis is away; a policy engine that is away leaves its side not run.
         ProbeError: the PRM engine cannot teach.
     """
-    if deps.engine.report is None:
-        await deps.engine.prepare()
-    return ControlReport(await _prm_side(deps), await _policy_side(deps))
+    return ControlReport(await _prm_side(deps, await deps.engine.prepared()), await _policy_side(deps))
 
 
-async def _prm_side(deps: TeacherDeps) -> ControlSide:
-    scorer = deps.engine.scorer
+async def _prm_side(deps: TeacherDeps, scorer: ForcedScorer) -> ControlSide:
     if not scorer.dialect.takes_ids:
         return ControlSide("not_run", "the PRM engine takes no ids")
     ids = deps.engine.vocabulary.encode(PROBE_TEXT)

@@ -60,15 +60,31 @@ class TeacherEngine:
             DependencyError: it is away.
         """
         async with self._probing:
-            try:
-                scorer, report = await probe(self._client, self._section, self.vocabulary, self._top_k)
-            except ProbeError as error:
-                self._problem = str(error)
-                raise
-            self._scorer, self._report, self._problem = scorer, report, None
-            self._probed = time.monotonic()
-            self._log.info("prm engine probed", **report.as_dict())
-            return report
+            return await self._probe()
+
+    async def prepared(self) -> ForcedScorer:
+        """The scorer; the first who asks for it probes the engine, the others wait for that.
+
+        Raises:
+            ProbeError: it cannot serve as teacher.
+            DependencyError: it is away.
+        """
+        if self._report is None:
+            async with self._probing:
+                if self._report is None:
+                    await self._probe()
+        return self.scorer
+
+    async def _probe(self) -> ProbeReport:
+        try:
+            scorer, report = await probe(self._client, self._section, self.vocabulary, self._top_k)
+        except ProbeError as error:
+            self._problem = str(error)
+            raise
+        self._scorer, self._report, self._problem = scorer, report, None
+        self._probed = time.monotonic()
+        self._log.info("prm engine probed", **report.as_dict())
+        return report
 
     async def ready(self) -> bool:
         """Whether the engine is back: it answers, and still can teach (another one may stand there now)."""
@@ -87,12 +103,14 @@ class TeacherEngine:
         Raises:
             DependencyError: the engine can teach no more, whatever the turn; it is waited for.
         """
-        if time.monotonic() - self._probed < LOOK_AGAIN_S:
-            return
-        try:
-            await self.prepare()
-        except ProbeError as error:
-            raise DependencyError(DEPENDENCY, f"{because}; probed again: {error}") from error
+        async with self._probing:
+            # Turns that fail together look once.
+            if time.monotonic() - self._probed < LOOK_AGAIN_S:
+                return
+            try:
+                await self._probe()
+            except ProbeError as error:
+                raise DependencyError(DEPENDENCY, f"{because}; probed again: {error}") from error
 
     async def close(self) -> None:
         """Close the connections."""

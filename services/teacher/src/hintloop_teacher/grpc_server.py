@@ -51,7 +51,7 @@ class ForcedScoringService(scoring_pb2_grpc.ForcedScoringServicer):
             if not admitted:
                 await self._full(context)
             try:
-                scorer = await self._scorer()
+                scorer = await self._deps.engine.prepared()
                 asked = grpc_requests.read(request, scorer.vocabulary_size)
                 scores = await _scores(scorer, asked)
                 return grpc_requests.reply(asked, scores, scorer.facts)
@@ -83,17 +83,12 @@ class ForcedScoringService(scoring_pb2_grpc.ForcedScoringServicer):
 
     async def _sequence(self, index: int, request: ScoreRequest, part_tokens: int) -> list[ScorePart]:
         try:
-            scorer = await self._scorer()
+            scorer = await self._deps.engine.prepared()
             asked = grpc_requests.read(request, scorer.vocabulary_size)
             scores = await _scores(scorer, asked)
         except HintloopError as error:
             return [ScorePart(sequence=index, last=True, status=code_of(error).name, message=str(error))]
         return list(grpc_requests.parts(index, asked, scores, scorer.facts, part_tokens))
-
-    async def _scorer(self) -> ForcedScorer:
-        if self._deps.engine.report is None:
-            await self._deps.engine.prepare()
-        return self._deps.engine.scorer
 
     @contextlib.contextmanager
     def _admitted(self) -> Iterator[bool]:
