@@ -18,7 +18,6 @@ import pytest
 CAPITAL = "What is the capital of France?"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION: Any = {"type": "function", "name": "get_weather", "description": "Weather", "parameters": SCHEMA}
-CUSTOM: Any = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
 RESPONSES: dict[str, dict[str, Any]] = {
     "ended": {"input": CAPITAL, "max_output_tokens": 24},
     "cut": {"input": CAPITAL, "max_output_tokens": 4},
@@ -28,7 +27,6 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "ended": {"messages": [{"role": "user", "content": CAPITAL}], "max_tokens": 24},
     "cut": {"messages": [{"role": "user", "content": CAPITAL}], "max_tokens": 4},
     "stopped": {"messages": [{"role": "user", "content": CAPITAL}], "max_tokens": 24, "stop_sequences": ["France"]},
-    "tools": {"messages": [{"role": "user", "content": CAPITAL}], "tools": [CUSTOM], "max_tokens": 4},
 }
 #: Members that are never equal: ids, times, and what a cache holds.
 ASIDE = frozenset(("id", "item_id", "created_at", "completed_at", "sequence_number", "obfuscation", "cached_tokens"))
