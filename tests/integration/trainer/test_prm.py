@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import sys
@@ -155,6 +156,28 @@ def test_asked_to_stop_while_the_prm_is_away_it_gives_back_what_it_holds(
     threading.Timer(1.5, stop.set).start()
     started = time.monotonic()
     progress, _ = bench.train(config(bench, prm), stop=stop)
+    assert (progress.step, time.monotonic() - started < 20) == (0, True)
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 2
+
+
+def test_asked_to_stop_while_the_prm_takes_its_time_it_gives_back_what_it_holds(
+    bench: Bench, prm: Any, make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, answer = threading.Event(), prm.ScoreStream
+
+    async def slow(request: Any, context: Any) -> Any:
+        if prm.requests:
+            threading.Timer(0.2, stop.set).start()
+            await asyncio.sleep(60)
+        async for part in answer(request, context):
+            yield part
+
+    monkeypatch.setattr(prm, "ScoreStream", slow)
+    run(bench, prm.stop())
+    run(bench, prm.start())
+    bench.feed([hinted(make_sample, turn) for turn in range(2)])
+    started = time.monotonic()
+    progress, _ = bench.train(config(bench, prm, prm={"null_hint_control": "off"}), stop=stop)
     assert (progress.step, time.monotonic() - started < 20) == (0, True)
     assert run(bench, bench.broker.counts(SAMPLES)).length == 2
 

@@ -93,9 +93,6 @@ class ForcedScorer:
             raise UnsupportedError("the PRM engine takes messages, not token ids; it scores turns of the stream alone")
         if candidate_ids is not None:
             self._check_candidates(response_ids, candidate_ids)
-            if self.no_candidates is not None:
-                raise UnsupportedError(f"candidate_ids: {self.no_candidates}")
-            self.dialect.candidate_span(candidate_ids)
         ids = [*prompt_ids, *response_ids]
         size = self.chunk_tokens if self.dialect.begins_late else len(response_ids)
         parts = []
@@ -165,6 +162,9 @@ class ForcedScorer:
             self._check_ids(f"candidate at response token {position}, number", row)
             if len(set(row)) != len(row):
                 raise WrongIdsError(f"candidate_ids at response token {position} name an id twice; give K distinct")
+        if self.no_candidates is not None:
+            raise UnsupportedError(f"candidate_ids: {self.no_candidates}")
+        self.dialect.candidate_span(candidate_ids)
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:

@@ -7,6 +7,7 @@ spoken to in the background thread.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import math
 import threading
 import time
@@ -44,6 +45,8 @@ T = TypeVar("T")
 
 COLLECT_WAIT_S = 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+#: How often it is looked whether to stop, while something takes long.
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class TrainingLoop:
         self._progress = Progress()
         self._log = structlog.get_logger()
         self._steps_at_start = 0
-        self._teacher = TeacherPart(deps, self._insist)
+        self._teacher = TeacherPart(deps, partial(self._insist, patient=False))
 
     def run(self) -> Progress:
         """Train until asked to stop, or for ``training.max_steps`` steps; leaves a checkpoint behind.
@@ -152,17 +155,17 @@ class TrainingLoop:
 
     # Waiting for what may be away
 
-    def _insist(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def _insist(self, what: str, work: Callable[[], Coroutine[Any, Any, T]], *, patient: bool = True) -> T:
         """Do ``work`` in the background until it succeeds.
 
         Raises:
-            StopRequestedError: asked to end meanwhile.
+            StopRequestedError: asked to end meanwhile; a try is waited for if ``patient``, else cancelled.
             BackgroundError: work in the background ended meanwhile.
         """
         wait_s = FIRST_RETRY_S
         while True:
             try:
-                return self._deps.background.run(work())
+                return self._deps.background.run(work()) if patient else self._watched(work())
             except (DependencyError, PublishError) as error:
                 self._log.error(f"{what} failed, trying again", detail=str(error), wait_s=wait_s)
                 self._status(f"{what} failed", detail=str(error))
@@ -171,6 +174,16 @@ class TrainingLoop:
             if self._deps.stop.wait(wait_s):
                 raise StopRequestedError
             wait_s = min(2 * wait_s, LAST_RETRY_S)
+
+    def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work`` in the background, however long it takes; the other ranks hear of us meanwhile."""
+        future = self._deps.background.submit(work)
+        while not concurrent.futures.wait((future,), LOOK_S).done:
+            self._deps.ranks.idle()
+            if self._deps.stop.is_set():
+                future.cancel()
+                raise StopRequestedError
+        return future.result()
 
     def _status(self, phase: str, metrics: Metrics | None = None, detail: str = "") -> None:
         """Say what the trainer does; never fails."""

@@ -1,0 +1,85 @@
+"""How the training loop waits for what may be away: until it is there, or until it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hintloop_contract.config.schema import Config
+from hintloop_contract.errors import DependencyError
+from hintloop_trainer import loop
+from hintloop_trainer.background import Background
+from hintloop_trainer.loop import StopRequestedError, TrainingLoop
+
+
+class Ranks:
+    """Counts how often the other ranks heard of the leader."""
+
+    def __init__(self) -> None:
+        self.num_idle = 0
+
+    def idle(self) -> None:
+        self.num_idle += 1
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(loop, "LOOK_S", 0.02)
+    monkeypatch.setattr(loop, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(TrainingLoop, "_status", lambda *args, **kwargs: None)
+    with Background() as background:
+        deps: Any = SimpleNamespace(
+            config=Config.model_validate({}),
+            ranks=Ranks(),
+            background=background,
+            filling=None,
+            prm=None,
+            stop=threading.Event(),
+        )
+        yield TrainingLoop(deps), deps
+
+
+def test_what_takes_its_time_is_waited_for_while_the_other_ranks_hear_of_it(waiting: Any) -> None:
+    training, deps = waiting
+    tries: list[int] = []
+
+    async def work() -> str:
+        tries.append(1)
+        await asyncio.sleep(0.2)
+        if len(tries) == 1:
+            raise DependencyError("prm", "gone")
+        return "there"
+
+    assert training._insist("asking", work, patient=False) == "there"
+    assert (len(tries), deps.ranks.num_idle > 4) == (2, True)
+
+
+def test_asked_to_end_what_takes_its_time_is_cancelled(waiting: Any) -> None:
+    training, deps = waiting
+    cancelled = threading.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    threading.Timer(0.1, deps.stop.set).start()
+    with pytest.raises(StopRequestedError):
+        training._insist("asking", work, patient=False)
+    assert cancelled.wait(5)
+
+
+def test_what_must_not_be_cut_short_is_waited_for_even_then(waiting: Any) -> None:
+    training, deps = waiting
+    deps.stop.set()
+
+    async def work() -> str:
+        await asyncio.sleep(0.1)
+        return "released"
+
+    assert training._insist("publishing", work) == "released"
