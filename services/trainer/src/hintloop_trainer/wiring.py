@@ -105,6 +105,17 @@ async def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession()
 
 
+def _source(config: Config, loss: LoadedLoss, broker: Broker, vocab_size: int) -> SampleSource:
+    return SampleSource(
+        broker,
+        consumer_name("trainer"),
+        Admission(config, loss.requires if loss.custom else None),
+        vocab_size=vocab_size,
+        claim_idle_ms=config.redis.claim_idle_ms,
+        capacity=config.rollout.rollout_batch_size,
+    )
+
+
 def lead(
     config: Config,
     loss: LoadedLoss,
@@ -116,14 +127,7 @@ def lead(
     publisher: Publisher,
 ) -> Progress:
     """Run the training loop with its background tasks; returns when it is done or ``stop`` is set."""
-    source = SampleSource(
-        broker,
-        consumer_name("trainer"),
-        Admission(config, loss.requires if loss.custom else None),
-        vocab_size=vocab_size,
-        claim_idle_ms=config.redis.claim_idle_ms,
-        capacity=config.rollout.rollout_batch_size,
-    )
+    source = _source(config, loss, broker, vocab_size)
     ending = asyncio.Event()
     prm = PrmClient(config.prm, config.topk_opd.logprobs_dtype)
     deps = LoopDeps(
