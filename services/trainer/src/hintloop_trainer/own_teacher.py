@@ -44,6 +44,12 @@ class OwnTeacher:
         if self._decay is None:
             return {}
         found: dict[str, Any] = self.network.sharded_state_dict(prefix=_PREFIX)
+        for name, average in self._named_averages():
+            # The average itself, not what bfloat16 holds of it.
+            entry = found[name]
+            entry.data = average.view_as(entry.data)
+            if hasattr(entry, "dtype"):
+                entry.dtype = average.dtype
         return found
 
     @torch.no_grad()
@@ -51,9 +57,13 @@ class OwnTeacher:
         """Take what :meth:`sharded` described, read from a checkpoint."""
         if self._decay is None:
             return
-        self.network.load_state_dict({name.removeprefix(_PREFIX): value for name, value in loaded.items()})
-        for average, parameter in zip(self._averages, self.network.parameters(), strict=True):
-            average.copy_(parameter)
+        for (name, average), parameter in zip(self._named_averages(), self.network.parameters(), strict=True):
+            average.copy_(loaded[name].view_as(average))
+            parameter.copy_(average)
+
+    def _named_averages(self) -> list[tuple[str, torch.Tensor]]:
+        names = [f"{_PREFIX}{name}" for name, _ in self.network.named_parameters()]
+        return list(zip(names, self._averages, strict=True))
 
 
 def make(config: Config, arch: Architecture, layout: Layout, dtype: torch.dtype) -> OwnTeacher | None:
