@@ -87,8 +87,14 @@ def teacher(question: Question) -> Any:
 
     config = Config.model_validate({"prm": {"grpc_port": free_port()}})
     scorer = SimpleNamespace(score=score, facts=FACTS, vocabulary_size=VOCABULARY)
+
+    async def prepared() -> Any:
+        return scorer
+
     return SimpleNamespace(
-        config=config, needs=signal_needs(config), engine=SimpleNamespace(report="probed", scorer=scorer)
+        config=config,
+        needs=signal_needs(config),
+        engine=SimpleNamespace(report="probed", problem=None, prepared=prepared),
     )
 
 
