@@ -122,12 +122,17 @@ async def counting(port: int) -> AsyncIterator[Counted]:
     counted = Counted(port=0)
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, name: str) -> None:
-        with contextlib.suppress(ConnectionError):
+        try:
             while data := await source.read(1 << 16):
                 setattr(counted, name, getattr(counted, name) + len(data))
                 sink.write(data)
                 await sink.drain()
-        sink.close()
+        except ConnectionError:
+            pass
+        finally:
+            sink.close()
+            with contextlib.suppress(ConnectionError):
+                await sink.wait_closed()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
@@ -142,8 +147,10 @@ async def counting(port: int) -> AsyncIterator[Counted]:
         yield counted
     finally:
         server.close()
-        for task in list(counted.tasks):
+        tasks = list(counted.tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -280,7 +287,7 @@ async def measure_grpc(question: Question, encoding: str) -> dict[str, float]:
         counting(port) as counted,
         grpc.aio.insecure_channel(f"127.0.0.1:{counted.port}", options=CLIENT_OPTIONS) as channel,
     ):
-        stub = ForcedScoringStub(channel)
+        stub = ForcedScoringStub(channel)  # type: ignore[no-untyped-call]
 
         async def ask() -> None:
             reply = await stub.Score(question.as_message(encoding))
