@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,8 @@ def main() -> None:
     modes = [mode for mode in MODES if mode.name in options.modes.split(",")]
     if LITELLM in names:
         ensure_litellm()
+    # Ended politely, it ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     core = Core(max(os.sched_getaffinity(0)))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hintloop-bench-") as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 STOP_S = 10.0
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class Core:
                 cwd=folder,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         server = Server(name, process, log)
         self.servers.append(server)
@@ -116,6 +120,11 @@ class Core:
         """End every server."""
         for server in reversed(self.servers):
             server.stop()
+
+
+def _end_with_parent() -> None:
+    """In the child: nothing outlives a benchmark that was killed."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _children_s() -> float:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +100,29 @@ def test_engine_and_load_understand_each_other(tmp_path: Path) -> None:
     finally:
         core.stop()
     assert all(server.process.poll() is not None for server in core.servers)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_servers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, time; from pathlib import Path; from benchmarks.proxy.processes import Core\n"
+        f"server = Core(max(os.sched_getaffinity(0))).start('sleeper', ['sleep', '100'], Path({str(tmp_path)!r}))\n"
+        "print(server.process.pid, flush=True); time.sleep(100)"
+    )
+    root = Path(__file__).parents[3]
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while runs(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
