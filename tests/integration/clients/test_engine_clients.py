@@ -24,15 +24,26 @@ AGENTS = {
 }
 
 
-@pytest.fixture(params=["vllm", "sglang"])
-def policy(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(f"{request.param}_policy")
+#: On SGLang the others, which speak what these speak, belong to the long series.
+VENDORS = ("openai_chat", "openai_responses", "anthropic_messages")
+RUNS = [
+    pytest.param(agent, kind, marks=[pytest.mark.slow] if kind == "sglang" and agent not in VENDORS else [])
+    for kind in ("vllm", "sglang")
+    for agent in AGENTS
+]
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(("agent", "kind"), RUNS)
 async def test_every_main_line_answer_is_linked(
-    agent: str, policy: Any, run_agent: Any, redis_server: Any, start_proxy: Any, make_broker: Any
+    agent: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+    run_agent: Any,
+    redis_server: Any,
+    start_proxy: Any,
+    make_broker: Any,
 ) -> None:
+    policy = request.getfixturevalue(f"{kind}_policy")
     proxy = await asyncio.to_thread(start_proxy, policy.kind, policy.base_url, redis_server.url)
     await asyncio.to_thread(proxy.wait, "/hintloop/ready")
     broker = make_broker(redis_server.url)

@@ -31,8 +31,16 @@ AGENTS: dict[str, tuple[Callable[[], scripts.Script], tuple[str, ...], int]] = {
 FILES = {"smolagents_code": "smolagents_tools"}
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-@pytest.mark.parametrize("agent", AGENTS)
+#: In SGLang's shapes these belong to the long series: they speak what others speak.
+LONG = ("openai_agents chat", "openai_agents responses", "langchain_openai_chat", "smolagents_code")
+RUNS = [
+    pytest.param(agent, kind, marks=[pytest.mark.slow] if kind == "sglang" and agent in LONG else [])
+    for kind in ("vllm", "sglang")
+    for agent in AGENTS
+]
+
+
+@pytest.mark.parametrize(("agent", "kind"), RUNS)
 async def test_every_answer_is_linked_to_what_followed(
     agent: str, kind: str, run_agent: Any, redis_server: Any, start_proxy: Any, make_broker: Any
 ) -> None:
