@@ -29,7 +29,9 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "stopped": {"messages": [{"role": "user", "content": CAPITAL}], "max_tokens": 24, "stop_sequences": ["France"]},
 }
 #: Members that are never equal: ids, times, and what a cache holds.
-ASIDE = frozenset(("id", "item_id", "created_at", "completed_at", "sequence_number", "obfuscation", "cached_tokens"))
+ASIDE = frozenset(
+    ("id", "item_id", "model", "created_at", "completed_at", "sequence_number", "obfuscation", "cached_tokens")
+)
 ORDER = "order of events"
 PENALTIES = {"frequency_penalty", "presence_penalty", "usage.output_tokens_details.tool_output_tokens"}
 CUT = {"delta", "text", "part.text", "item.content[].text", "output[].content[].text"}
@@ -133,15 +135,22 @@ def add_delta(event: dict[str, Any], delta: Any) -> None:
             event["delta"][name] = event["delta"].get(name, "") + value
 
 
+async def served_name(url: str) -> str:
+    """The model's name there; new weights rename it on SGLang, whose own endpoints then know no other."""
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="k", max_retries=0, timeout=60) as client:
+        return (await client.models.list()).data[0].id
+
+
 async def ask_responses(url: str, asked: dict[str, Any]) -> tuple[Any, list[Any]]:
+    model = await served_name(url)
     async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="k", max_retries=0, timeout=300) as client:
-        whole = await client.responses.create(model="policy", temperature=0.0, **asked)
-        stream = await client.responses.create(model="policy", temperature=0.0, stream=True, **asked)
+        whole = await client.responses.create(model=model, temperature=0.0, **asked)
+        stream = await client.responses.create(model=model, temperature=0.0, stream=True, **asked)
         return whole, [event async for event in stream]
 
 
 async def ask_messages(url: str, asked: dict[str, Any]) -> tuple[Any, list[Any]]:
-    more: Any = {"extra_body": {"temperature": 0.0}, "model": "policy"}
+    more: Any = {"extra_body": {"temperature": 0.0}, "model": await served_name(url)}
     async with anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=0, timeout=300) as client:
         whole = await client.messages.create(**asked, **more)
         stream = await client.messages.create(**asked, **more, stream=True)

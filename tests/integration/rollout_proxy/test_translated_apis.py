@@ -93,6 +93,11 @@ class Setup:
     def anthropic(self, url: str) -> anthropic.AsyncAnthropic:
         return anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=0, timeout=300)
 
+    async def served_name(self, url: str) -> str:
+        """The model's name there; new weights rename it on SGLang, whose own endpoints then know no other."""
+        async with self.openai(url) as client:
+            return (await client.models.list()).data[0].id
+
     async def capture(self) -> Capture:
         """The next capture."""
         async with asyncio.timeout(60):
@@ -139,9 +144,10 @@ async def test_responses_are_those_of_the_engines_own_endpoint(setup: Setup) -> 
         cut = setup.kind == "sglang" and name == "forced"
         found = []
         for url in (setup.engine_url, setup.proxy_url):
+            model = await setup.served_name(url)
             async with setup.openai(url) as client:
-                whole = await client.responses.create(model="policy", temperature=0.0, **asked)
-                stream = await client.responses.create(model="policy", temperature=0.0, stream=True, **asked)
+                whole = await client.responses.create(model=model, temperature=0.0, **asked)
+                stream = await client.responses.create(model=model, temperature=0.0, stream=True, **asked)
                 found.append((whole, [event async for event in stream]))
         (native, native_events), (ours, events) = found
         assert response_kinds(events) == response_kinds(native_events), name
@@ -185,7 +191,7 @@ async def test_messages_are_those_of_the_engines_own_endpoint(setup: Setup) -> N
         for url in (setup.engine_url, setup.proxy_url):
             async with setup.anthropic(url) as client:
                 # The newest client has no parameter for it any more.
-                more: Any = {"extra_body": {"temperature": 0.0}, "model": "policy"}
+                more: Any = {"extra_body": {"temperature": 0.0}, "model": await setup.served_name(url)}
                 whole = await client.messages.create(**asked, **more)
                 stream = await client.messages.create(**asked, **more, stream=True)
                 found.append((whole, [event async for event in stream]))

@@ -52,6 +52,16 @@ async def test_missed_checks_keep_what_was_learnt_until_it_may_be_another_start(
     assert watch.ready and fake_engine.num_probes > num_probes
 
 
+async def test_a_name_that_new_weights_changed_is_learnt(watch: EngineWatch, fake_engine: Any) -> None:
+    (engine,) = watch._pool.engines
+    await settle(watch)
+    assert engine.model == "engine-name"
+    num_probes, fake_engine.model = fake_engine.num_probes, "weights/7"
+    await settle(watch)
+    assert engine.model == "weights/7"
+    assert fake_engine.num_probes == num_probes
+
+
 async def test_an_engine_that_is_gone_is_probed_anew(
     watch: EngineWatch, fake_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,13 @@ class EngineWatch:
             look.name_at = time.monotonic() + NAME_AGAIN_S
             log.debug("model name not known", url=engine.url, error=str(error))
 
+    async def _name_again(self, engine: Engine, look: Look) -> None:
+        """SGLang is renamed by new weights, and its own endpoints take the new name alone."""
+        try:
+            engine.model = await look.probe.served_model(NAME_TIMEOUT_S)
+        except ProbeError as error:
+            log.debug("model name not asked again", url=engine.url, error=str(error))
+
     async def poll(self, engine: Engine) -> None:
         """One look at one engine. One that was gone is probed anew: it may run with other settings."""
         look = self._looks[engine.url]
@@ -91,6 +98,7 @@ class EngineWatch:
             engine.healthy, look.missed = True, 0
             if engine.behaviour_space is not None:
                 look.failure = None
+                await self._name_again(engine, look)
             elif look.probing is None and time.monotonic() >= look.probe_at:
                 look.probing = asyncio.create_task(self._learn(engine, look))
             return
