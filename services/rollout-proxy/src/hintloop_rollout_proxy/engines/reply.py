@@ -101,10 +101,9 @@ class Reply(msgspec.Struct):
     sglext: msgspec.Raw = ABSENT
 
 
-class ChunkChoice(msgspec.Struct):
-    """A choice of the commonest chunk: some text and its tokens. What needs a closer look does not decode."""
+class PlainChoice(msgspec.Struct):
+    """What the commonest choices may say beside their words. What needs a closer look does not decode."""
 
-    delta: dict[str, Any]
     index: int = 0
     finish_reason: str | None = None
     token_ids: TokenIds | None = None
@@ -112,6 +111,12 @@ class ChunkChoice(msgspec.Struct):
     prompt_token_ids: None = None
     response_token_ids: None = None
     meta_info: None = None
+
+
+class ChunkChoice(PlainChoice, kw_only=True):
+    """A choice of the commonest chunk: some text and its tokens."""
+
+    delta: dict[str, Any]
 
 
 class Chunk(msgspec.Struct):
@@ -127,17 +132,10 @@ class Chunk(msgspec.Struct):
     sglext: None = None
 
 
-class WholeChoice(msgspec.Struct):
+class WholeChoice(PlainChoice, kw_only=True):
     """The one choice of the commonest whole answer of a chat."""
 
     message: msgspec.Raw
-    index: int = 0
-    finish_reason: str | None = None
-    token_ids: TokenIds | None = None
-    logprobs: None = None
-    prompt_token_ids: None = None
-    response_token_ids: None = None
-    meta_info: None = None
 
 
 class Whole(msgspec.Struct):
