@@ -165,6 +165,21 @@ async def test_engine_error_passes_untouched(fake_engine: Any, proxy: Any, wire:
     assert capture.answer is None
 
 
+async def test_engine_error_repeats_the_request_under_the_agents_name(fake_engine: Any, proxy: Any) -> None:
+    fake_engine.model = "/srv/weights/7"
+
+    async def refuse(request: web.Request) -> web.Response:
+        asked = (await request.json())["model"]
+        words = f"{{'input': {{'model': '{asked}'}}}} and {asked}/config.json"
+        return web.json_response({"message": words, "model": asked}, status=400)
+
+    fake_engine.reply = refuse
+    async with proxy() as running:
+        status, data = await running.ask(QUESTION)
+    said = {"message": "{'input': {'model': 'policy'}} and /srv/weights/7/config.json", "model": "policy"}
+    assert (status, json.loads(data)) == (400, said)
+
+
 async def test_additions_that_the_engine_rejects_cost_no_answer(fake_engine: Any, proxy: Any) -> None:
     fake_engine.replay("chat_bad_temperature", "chat_plain")
     async with proxy() as running:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from hintloop_contract.config.layout import LayoutKeys
 from hintloop_contract.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 
 
@@ -23,7 +24,7 @@ class ModelSection(Section):
     """Longest prompt + response, in tokens; longer samples drop as `too_long`."""
 
 
-class TrainingSection(Section):
+class TrainingSection(LayoutKeys):
     """The optimizer step."""
 
     engine: Literal["megatron"] = "megatron"
@@ -72,10 +73,6 @@ class TrainingSection(Section):
     """Stop after this many optimizer steps."""
     seed: int = 1234
     """Seed of the trainer."""
-    tensor_model_parallel_size: Positive = 1
-    """Tensor parallel ranks."""
-    pipeline_model_parallel_size: Positive = 1
-    """Pipeline parallel stages."""
     use_custom_loss: bool = False
     """False says that no path is set here; the advantage section's still counts."""
     custom_loss_path: str | None = None

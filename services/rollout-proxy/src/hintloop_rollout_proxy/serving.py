@@ -31,6 +31,7 @@ from hintloop_rollout_proxy.capturing import Exchange, captures_of
 from hintloop_rollout_proxy.deps import ProxyDeps
 from hintloop_rollout_proxy.engines.answer import Answer
 from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields, Reader
+from hintloop_rollout_proxy.engines.hiding import rename_in_error
 from hintloop_rollout_proxy.errors import EngineTimeoutError, EngineUnreachableError, RefusedError, said
 from hintloop_rollout_proxy.events import EventRelay, TranslatingRelay
 from hintloop_rollout_proxy.gate import Client
@@ -233,13 +234,13 @@ class Handler:
             async with deps.pool.ask(engine, job.path, headers, ask.body) as response:
                 if response.status not in REJECTED:
                     self._take(job, engine, ask, response.status)
-                    await self._relay(job, response, ask.reader)
+                    await self._relay(job, response, ask.reader, engine.model)
                     return
                 data = await response.read()
                 if ask.written:
                     met = response.status, answer_headers(response), data
         assert met is not None
-        await self._give_error(job, *met)
+        await self._give_error(job, engine.model, *met)
 
     def _take(self, job: Job, engine: Engine, ask: Ask, status: int) -> None:
         """The engine answers this way of asking."""
@@ -250,17 +251,18 @@ class Handler:
             engine.wants_mended = True
             exchange.chat_request = msgspec.json.encode(ask.mended)
 
-    async def _give_error(self, job: Job, status: int, headers: RawHeaders, data: bytes) -> None:
-        """An engine's error, status and body as they are."""
+    async def _give_error(self, job: Job, model: str | None, status: int, headers: RawHeaders, data: bytes) -> None:
+        """An engine's error, status and body as they are, but for the name that the engine has for the model."""
+        data = rename_in_error(data, model, self._public_model)
         job.exchange.refuse(status, data[:200].decode(errors="replace"))
         job.started = True
         if job.translation is not None:
             data = job.translation.error(status, data)
         await send_whole(job.send, status, headers, data)
 
-    async def _relay(self, job: Job, response: EngineAnswer, reader: Reader) -> None:
+    async def _relay(self, job: Job, response: EngineAnswer, reader: Reader, model: str | None) -> None:
         if response.status >= 400:
-            await self._give_error(job, response.status, answer_headers(response), await response.read())
+            await self._give_error(job, model, response.status, answer_headers(response), await response.read())
         elif response.header(b"content-type").startswith(b"text/event-stream"):
             await self._relay_stream(job, response, reader)
         else:

@@ -73,6 +73,16 @@ def rename_model(data: bytes, model: str | None, public_model: str) -> bytes:
     return reserialise(data, edit)
 
 
+def rename_in_error(data: bytes, model: str | None, public_model: str) -> bytes:
+    """Let an error that repeats its request say the configured model name: the engine's own may be a directory."""
+    if model is None or model == public_model:
+        return data
+    old, new = (msgspec.json.encode(name)[1:-1] for name in (model, public_model))
+    for quote in (b"'", b'\\"', b'"', b"`"):
+        data = data.replace(quote + old + quote, quote + new + quote)
+    return data
+
+
 def hide_slowly(data: bytes, hidden: Hidden) -> bytes:
     """Hide by parsing and writing again; raises one of ``UNREADABLE``."""
     return reserialise(data, lambda document: _hide(document, hidden))
