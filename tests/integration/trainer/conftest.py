@@ -23,10 +23,10 @@ from hintloop_trainer import wiring
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.loop import Progress
 from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import parallel
 from hintloop_trainer.objective import objective_from
+from hintloop_trainer.progress import Progress
 from hintloop_trainer.ranks import Ranks
 
 

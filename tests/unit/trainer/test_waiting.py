@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
-from hintloop_trainer import loop
+from hintloop_trainer import waiting as waits
 from hintloop_trainer.background import Background
-from hintloop_trainer.loop import StopRequestedError, TrainingLoop
+from hintloop_trainer.progress import Progress
+from hintloop_trainer.waiting import StopRequestedError, Waiting
 
 
 class Ranks:
@@ -27,23 +28,21 @@ class Ranks:
 
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(loop, "LOOK_S", 0.02)
-    monkeypatch.setattr(loop, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(TrainingLoop, "_status", lambda *args, **kwargs: None)
+    monkeypatch.setattr(waits, "LOOK_S", 0.02)
+    monkeypatch.setattr(waits, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(Waiting, "status", lambda *args, **kwargs: None)
     with Background() as background:
         deps: Any = SimpleNamespace(
             config=Config.model_validate({}),
             ranks=Ranks(),
             background=background,
-            filling=None,
-            prm=None,
             stop=threading.Event(),
         )
-        yield TrainingLoop(deps), deps
+        yield Waiting(deps, Progress()), deps
 
 
 def test_what_takes_its_time_is_waited_for_while_the_other_ranks_hear_of_it(waiting: Any) -> None:
-    training, deps = waiting
+    insisting, deps = waiting
     tries: list[int] = []
 
     async def work() -> str:
@@ -53,12 +52,12 @@ def test_what_takes_its_time_is_waited_for_while_the_other_ranks_hear_of_it(wait
             raise DependencyError("prm", "gone")
         return "there"
 
-    assert training._insist("asking", work, patient=False) == "there"
+    assert insisting.insist("asking", work, patient=False) == "there"
     assert (len(tries), deps.ranks.num_idle > 4) == (2, True)
 
 
 def test_asked_to_end_what_takes_its_time_is_cancelled(waiting: Any) -> None:
-    training, deps = waiting
+    insisting, deps = waiting
     cancelled = threading.Event()
 
     async def work() -> None:
@@ -70,16 +69,16 @@ def test_asked_to_end_what_takes_its_time_is_cancelled(waiting: Any) -> None:
 
     threading.Timer(0.1, deps.stop.set).start()
     with pytest.raises(StopRequestedError):
-        training._insist("asking", work, patient=False)
+        insisting.insist("asking", work, patient=False)
     assert cancelled.wait(5)
 
 
 def test_what_must_not_be_cut_short_is_waited_for_even_then(waiting: Any) -> None:
-    training, deps = waiting
+    insisting, deps = waiting
     deps.stop.set()
 
     async def work() -> str:
         await asyncio.sleep(0.1)
         return "released"
 
-    assert training._insist("publishing", work) == "released"
+    assert insisting.insist("publishing", work) == "released"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hintloop_trainer import null_hint
+from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.filling import Filler, Insist
 from hintloop_trainer.report import Metrics
 from hintloop_trainer.samples import Held
-
-if TYPE_CHECKING:
-    from hintloop_trainer.loop import LoopDeps
 
 
 class TeacherPart:

@@ -19,14 +19,16 @@ from hintloop_trainer import megatron  # noqa: F401  # before anything of megatr
 from hintloop_trainer.admission import Admission
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable
+from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.filling import filling_from
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.loop import LoopDeps, Progress, TrainingLoop
+from hintloop_trainer.loop import TrainingLoop
 from hintloop_trainer.losses.loading import LoadedLoss, load_loss
 from hintloop_trainer.megatron import cpu, parallel
 from hintloop_trainer.objective import objective_from
 from hintloop_trainer.prm_client import PrmClient
 from hintloop_trainer.prm_watch import PrmWatch
+from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish.engines import EngineControl, EngineHttp
 from hintloop_trainer.publish.probe import probe_ids
 from hintloop_trainer.publish.protocol import TOLERANCES, Publisher
