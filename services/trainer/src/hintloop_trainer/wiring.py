@@ -67,11 +67,7 @@ def train(config: Config, config_dir: Path, stop: threading.Event) -> None:
     """Run the trainer on this rank until ``stop`` (leading rank) or until the leader is done."""
     loss = load_loss(config.custom_loss, [config_dir])
     objective = objective_from(config, loss)
-    layout = parallel.start(
-        config.training.tensor_model_parallel_size,
-        config.training.pipeline_model_parallel_size,
-        config.training.seed,
-    )
+    layout = parallel.start_for(config.training, config.training.seed)
     learner = Learner(config, objective, layout)
     store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints)
     ranks = Ranks(Resumable(learner, store), layout)
