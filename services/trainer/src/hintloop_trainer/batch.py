@@ -47,7 +47,8 @@ class Example:
     """Temperature at which ``behaviour_T`` can be recomputed; ``None`` when it cannot (truncated sampling)."""
     corrected: bool
     """Whether truncated importance sampling applies."""
-    score: int | None
+    score: float | None
+    """As the judge gave it, or relative to other answers to the same prompt."""
     teacher_T: torch.Tensor | None
     topk_ids_TK: torch.Tensor | None
     topk_logprobs_TK: torch.Tensor | None
@@ -183,6 +184,8 @@ class MicroBatch:
     temperatures_N: torch.Tensor
     candidates_NK: torch.Tensor | None = field(default=None)
     """int64; only when a loss asked for them."""
+    reference_N: torch.Tensor | None = field(default=None)
+    """float32: the reference's log-probabilities at the sampling temperature; only under a reference KL."""
 
     @property
     def num_trained(self) -> int:

@@ -22,12 +22,12 @@ from hintloop_contract.messages import Sample
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from hintloop_trainer import batch as batching
-from hintloop_trainer import own_teacher
+from hintloop_trainer import own_teacher, reference
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import ModelError, TrainingError
 from hintloop_trainer.megatron import cpu, export, logprobs, model, optimizer, weights
 from hintloop_trainer.megatron.parallel import Layout
-from hintloop_trainer.objective import Objective, Old
+from hintloop_trainer.objective import Objective, Old, old_from
 from hintloop_trainer.tally import Moments, Tally
 from hintloop_trainer.traces import TokenTrace
 
@@ -95,6 +95,7 @@ class Learner:
             self.optimizer = optimizer.make(self.replicated, config.training, self.dtype)
         own = config.prm.teacher_source == "trainer" and objective.wants_teacher
         self.own_teacher = own_teacher.make(config, self.arch, layout, self.dtype) if own else None
+        self.reference = reference.make(self)
         self._plans: list[Planned] = []
 
     def begin(self, collection: list[list[bytes]]) -> None:
@@ -106,6 +107,9 @@ class Learner:
         """
         single = len(collection) == 1 and self.config.training.num_epochs == 1
         self._plans = [self._plan(step) for step in collection]
+        if self.reference is not None:
+            for plan in self._plans:
+                plan.batches = self.reference.beside(plan.batches)
         if not single:
             for plan in self._plans:
                 plan.old = self._score_before(plan.batches)
@@ -208,6 +212,7 @@ class Learner:
             batch.temperatures_N,
             self.arch.vocab_size,
             batch.candidates_NK,
+            differentiable_entropy=self.objective.entropy_coef != 0.0,
         )
 
     def _forward_loss(self, work: Iterator[tuple[MicroBatch, Old | None]], network: Any) -> tuple[Any, Any]:
@@ -242,8 +247,7 @@ class Learner:
 
     def _score_before(self, batches: list[MicroBatch]) -> list[Old]:
         def read(batch: MicroBatch, hidden_NH: torch.Tensor) -> Old:
-            scores = self.score_rows(self.model, batch, hidden_NH)
-            return Old(scores.logprobs_N, scores.tempered_N)
+            return old_from(self.score_rows(self.model, batch, hidden_NH))
 
         found: list[Old] = self.read_rows(batches, read)
         # Other pipeline stages have no log-probabilities, and no use for them either.

@@ -29,6 +29,8 @@ class Old:
 
     logprobs_N: torch.Tensor
     tempered_N: torch.Tensor
+    candidates_NK: torch.Tensor | None = None
+    """Float32, at temperature 1, of the candidates, where a loss asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class Objective:
     tis_cap: float | None
     per_sample: bool
     """Divide by samples instead of by tokens."""
+    kl_coef: float = 0.0
+    """Of the KL to the reference policy; 0 needs no reference."""
+    entropy_coef: float = 0.0
+    """Of the entropy bonus; other than 0 makes the entropy differentiable."""
     traced: bool = False
     """Keep what the teacher said of every token (`opd.log_teacher_logprobs`)."""
 
@@ -86,7 +92,7 @@ class Objective:
 
         Without ``old``, the policy before the step is the policy now: the values themselves, detached.
         """
-        before = old or Old(scores.logprobs_N.detach(), scores.tempered_N.detach())
+        before = old or old_from(scores)
         inputs, tally = self._inputs(batch, scores, before)
         result = self.loss.compute(inputs)
         if result.losses_N.shape != inputs.logprobs_N.shape:
@@ -176,6 +182,16 @@ class Objective:
         tally.add("score", torch.tensor(scored))
         for name, values in result.metrics.items():
             tally.add(name, values)
+
+
+def old_from(scores: Scores) -> Old:
+    """What ``scores`` will have been before the step."""
+    candidates_NK = scores.candidates_NK
+    return Old(
+        scores.logprobs_N.detach(),
+        scores.tempered_N.detach(),
+        None if candidates_NK is None else candidates_NK.detach(),
+    )
 
 
 def _flags(values: list[bool], batch: MicroBatch, device: torch.device) -> torch.Tensor:

@@ -27,6 +27,11 @@ class OwnTeacher:
         self._decay = decay
         self._averages = [parameter.detach().float().clone() for parameter in network.parameters()] if decay else []
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the weights stay the student's first ones."""
+        return self._decay is None
+
     @torch.no_grad()
     def follow(self, student: PolicyModel) -> None:
         """Move a little towards the student; to be called after each optimizer step."""

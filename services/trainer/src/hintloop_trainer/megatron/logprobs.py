@@ -10,6 +10,7 @@ Legend: N = trained tokens, H = hidden size, V = this rank's vocabulary rows, K 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class Scores:
     tempered_N: torch.Tensor
     """At each token's sampling temperature, nats, differentiable."""
     entropy_N: torch.Tensor
-    """Of the distribution at temperature 1, nats, not differentiable."""
+    """Of the distribution at temperature 1, nats; differentiable when asked for."""
     candidates_NK: torch.Tensor | None
     """Of the asked candidates at temperature 1, nats, differentiable."""
 
@@ -45,6 +46,7 @@ def score(
     vocab_size: int,
     candidates_NK: torch.Tensor | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    differentiable_entropy: bool = False,
 ) -> Scores:
     """Score ``targets_N`` (int64 ids) given the hidden states before them.
 
@@ -59,6 +61,7 @@ def score(
         span = slice(start, start + rows)
         ids_NK = None if candidates_NK is None else candidates_NK[span]
         arguments = (model, hidden_NH[span], targets_N[span], temperatures_N[span], ids_NK, vocab_size)
+        arguments += (differentiable_entropy,)
         pieces.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     logprobs, tempered, entropy, *candidates = (torch.cat(column) for column in zip(*pieces, strict=True))
     return Scores(logprobs, tempered, entropy, candidates[0] if candidates else None)
@@ -76,6 +79,7 @@ def _score(
     temperatures_N: torch.Tensor,
     candidates_NK: torch.Tensor | None,
     vocab_size: int,
+    differentiable_entropy: bool,
 ) -> tuple[torch.Tensor, ...]:
     logits_NV = local_logits(model, hidden_NH, vocab_size)
     total_N = log_normaliser(logits_NV)
@@ -85,7 +89,10 @@ def _score(
         tempered_N = logprobs_N
     else:
         tempered_N = chosen_N / temperatures_N - log_normaliser(logits_NV / temperatures_N[:, None])
-    entropy_N = entropy(logits_NV.detach(), total_N.detach())
+    if differentiable_entropy:
+        entropy_N: torch.Tensor = _Entropy.apply(logits_NV, total_N.detach())  # type: ignore[no-untyped-call]
+    else:
+        entropy_N = entropy(logits_NV.detach(), total_N.detach())
     if candidates_NK is None:
         return logprobs_N, tempered_N, entropy_N
     return logprobs_N, tempered_N, entropy_N, pick(logits_NV, candidates_NK) - total_N[:, None]
@@ -140,3 +147,24 @@ def entropy(logits_NV: torch.Tensor, total_N: torch.Tensor) -> torch.Tensor:
     # Padding has probability 0 and logit minus infinity, whose product is not a number.
     expected_N = (probabilities_NV * logits_NV.clamp_min(-1e30)).sum(-1)
     return total_N - _reduced(expected_N)
+
+
+class _Entropy(torch.autograd.Function):
+    """Entropy ``[N]`` with a gradient: ``dH/dlogit_v = -p_v (log p_v + H)``, each rank's own share of it.
+
+    Both ``H`` and the log-normaliser are known on every rank, so the backward pass needs no communication.
+    """
+
+    @staticmethod
+    def forward(context: Any, logits_NV: torch.Tensor, total_N: torch.Tensor) -> torch.Tensor:
+        entropy_N = entropy(logits_NV, total_N)
+        context.save_for_backward(logits_NV, total_N, entropy_N)
+        return entropy_N
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
+        logits_NV, total_N, entropy_N = context.saved_tensors
+        # The clamp keeps 0 * -inf from the rows that only pad the vocabulary.
+        logprobs_NV = (logits_NV - total_N[:, None]).clamp_min(-1e30)
+        surprise_NV = logprobs_NV.exp() * (logprobs_NV + entropy_N[:, None])
+        return -gradients[0][:, None] * surprise_NV, None
