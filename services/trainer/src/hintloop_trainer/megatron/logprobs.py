@@ -60,8 +60,8 @@ def score(
     for start in starts:
         span = slice(start, start + rows)
         ids_NK = None if candidates_NK is None else candidates_NK[span]
-        arguments = (model, hidden_NH[span], targets_N[span], temperatures_N[span], ids_NK, vocab_size)
-        arguments += (differentiable_entropy,)
+        asked = (targets_N[span], temperatures_N[span], ids_NK)
+        arguments = (model, hidden_NH[span], *asked, vocab_size, differentiable_entropy)
         pieces.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     logprobs, tempered, entropy, *candidates = (torch.cat(column) for column in zip(*pieces, strict=True))
     return Scores(logprobs, tempered, entropy, candidates[0] if candidates else None)
