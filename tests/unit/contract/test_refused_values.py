@@ -28,6 +28,13 @@ from hintloop_contract.errors import ConfigError
         ("training.sequence_parallel", "true", "set training.tensor_model_parallel_size above 1"),
         ("training.recompute_granularity", '"full"', "needs training.recompute_method"),
         ("training.recompute_num_layers", "2", "acts only with training.recompute_granularity full"),
+        ("lora.rank", "1024", "less than or equal to 512"),
+        ("lora.dropout", "0.1", "= 0.1: dropout is refused"),
+        ("lora.target_modules", '["q_prj"]', "did you mean 'q_proj'"),
+        ("lora.target_modules", '["k_proj", "k_proj"]', "k_proj is named twice"),
+        ("lora.target_modules", "[]", "no layer would be trained"),
+        ("lora.target_modules", '"all_linear"', "write 'all-linear'"),
+        ("lora.target_modules", '"v_proj"', "write ['v_proj']"),
         ("prm.rules.tools.bash.failure_patterns", '[""]', "empty pattern"),
     ],
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from hintloop_contract.config.learning import AdvantageSection, ModelSection, PublishingSection, TrainingSection
+from hintloop_contract.config.lora import LoraSection
+from hintloop_contract.config.metrics import MetricsSection
 from hintloop_contract.config.operations import LoggingSection, RedisSection, TracingSection
 from hintloop_contract.config.section import Section, http_address
 from hintloop_contract.config.serving import LinkerSection, PolicySection, ProxySection, RolloutSection
@@ -19,6 +21,8 @@ __all__ = [
     "Config",
     "LinkerSection",
     "LoggingSection",
+    "LoraSection",
+    "MetricsSection",
     "ModelSection",
     "OpdSection",
     "PolicySection",
@@ -41,6 +45,7 @@ class Config(Section):
     model: ModelSection = Field(default_factory=ModelSection)
     rollout: RolloutSection = Field(default_factory=RolloutSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
+    lora: LoraSection = Field(default_factory=LoraSection)
     advantage: AdvantageSection = Field(default_factory=AdvantageSection)
     prm: PrmSection = Field(default_factory=PrmSection)
     opd: OpdSection = Field(default_factory=OpdSection)
@@ -50,6 +55,7 @@ class Config(Section):
     linker: LinkerSection = Field(default_factory=LinkerSection)
     redis: RedisSection = Field(default_factory=RedisSection)
     publishing: PublishingSection = Field(default_factory=PublishingSection)
+    metrics: MetricsSection = Field(default_factory=MetricsSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
     tracing: TracingSection = Field(default_factory=TracingSection)
 
