@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 from hintloop_contract.codec import PackedMessage
+from hintloop_contract.control import ControlOutcome, ControlRequest, Pause
 from hintloop_contract.messages import Drop, Message, TurnRecord
 from hintloop_contract.streams import Stream
 
@@ -163,6 +164,10 @@ class Broker(Protocol):
         """Store ``step, run, parent, weights_hash`` of a version."""
         ...
 
+    async def version_notes(self, version: int) -> dict[str, str]:
+        """What :meth:`describe_version` stored; empty when nothing was."""
+        ...
+
     async def weights(self) -> WeightsState:
         """Which version is released, and which is being published."""
         ...
@@ -209,6 +214,34 @@ class Broker(Protocol):
 
     async def kept(self, kind: str, name: str) -> bytes | None:
         """A kept value, or ``None``."""
+        ...
+
+    async def ask_control(self, request: ControlRequest) -> str:
+        """Put a request to the trainer; its id."""
+        ...
+
+    async def next_control(self) -> tuple[str, ControlRequest] | None:
+        """The oldest request that is not settled, with its id."""
+        ...
+
+    async def accept_control(self, request_id: str) -> bool:
+        """Say that it is being carried out; false when it was withdrawn."""
+        ...
+
+    async def withdraw_control(self, request_id: str) -> bool:
+        """Take a request back; false when the trainer has begun with it."""
+        ...
+
+    async def settle_control(self, request_id: str, outcome: ControlOutcome, *, pause: Pause | None) -> None:
+        """End a request, and pause training or not, in one step."""
+        ...
+
+    async def control_outcome(self, request_id: str) -> ControlOutcome | None:
+        """What became of a request; ``None`` while the trainer has not seen it."""
+        ...
+
+    async def paused(self) -> Pause | None:
+        """Why training stands still, or ``None`` when it does not."""
         ...
 
     async def close(self) -> None:

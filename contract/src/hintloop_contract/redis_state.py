@@ -10,12 +10,13 @@ from hintloop_contract.broker import Funnel, WeightsState
 from hintloop_contract.codec import decode_payload
 from hintloop_contract.messages import TurnRecord
 from hintloop_contract.redis_connection import available
+from hintloop_contract.redis_control import RedisControl
 from hintloop_contract.streams import Keys
 
 INFLIGHT_MAX_AGE_MS = 24 * 3600 * 1000
 
 
-class RedisState:
+class RedisState(RedisControl):
     """The part of `Broker` that reads and writes single values over a ``redis.asyncio`` client."""
 
     def __init__(self, client: Any, policy: str) -> None:
@@ -67,6 +68,12 @@ class RedisState:
     async def describe_version(self, version: int, fields: dict[str, str]) -> None:
         """Store ``step, run, parent, weights_hash`` of a version."""
         await self.client.hset(self.keys.version(version), mapping=fields)
+
+    @available
+    async def version_notes(self, version: int) -> dict[str, str]:
+        """What :meth:`describe_version` stored; empty when nothing was."""
+        found = await self.client.hgetall(self.keys.version(version))
+        return {k.decode(): v.decode() for k, v in found.items()}
 
     @available
     async def weights(self) -> WeightsState:

@@ -80,6 +80,20 @@ class Keys:
         return self.of(f"version:{version}")
 
     @property
+    def control(self) -> str:
+        """Stream of what operators ask of the trainer (`control`); an entry goes when it is settled."""
+        return self.of("control")
+
+    def control_outcome(self, request_id: str) -> str:
+        """What became of one such request."""
+        return self.of(f"control:outcome:{request_id}")
+
+    @property
+    def paused(self) -> str:
+        """Why training stands still; absent while it does not."""
+        return self.of("paused")
+
+    @property
     def trained_pending(self) -> str:
         """Integer: samples trained but not yet acknowledged by a checkpoint."""
         return self.of("trained_pending")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from hintloop_contract.config.gate import GateSection
 from hintloop_contract.config.learning import AdvantageSection, ModelSection, PublishingSection, TrainingSection
 from hintloop_contract.config.lora import LoraSection
 from hintloop_contract.config.metrics import MetricsSection
@@ -19,6 +20,7 @@ from hintloop_contract.config.signal import OpdSection, PrmSection, TopkOpdSecti
 __all__ = [
     "AdvantageSection",
     "Config",
+    "GateSection",
     "LinkerSection",
     "LoggingSection",
     "LoraSection",
@@ -55,6 +57,7 @@ class Config(Section):
     linker: LinkerSection = Field(default_factory=LinkerSection)
     redis: RedisSection = Field(default_factory=RedisSection)
     publishing: PublishingSection = Field(default_factory=PublishingSection)
+    gate: GateSection = Field(default_factory=GateSection)
     metrics: MetricsSection = Field(default_factory=MetricsSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
     tracing: TracingSection = Field(default_factory=TracingSection)
@@ -111,6 +114,15 @@ class Config(Section):
             raise ValueError(
                 f"rollout.rollout_batch_size {collected} is above training.max_staleness_steps x train_batch_size "
                 f"= {self.admission_limit}: no collection could ever fill; raise training.max_staleness_steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gate_engine(self) -> Config:
+        if self.gate.engine_url and self.gate.engine_url in self.engine_urls:
+            raise ValueError(
+                f"gate.engine_url {self.gate.engine_url!r} is an engine of the policy: agents would be answered by "
+                "weights that are not released; give an engine of its own, or leave it empty"
             )
         return self
 
