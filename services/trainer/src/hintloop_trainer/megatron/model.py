@@ -1,7 +1,7 @@
 """A Hugging Face configuration as a megatron GPT model whose output head is applied by the caller.
 
-Owns the shape of the model; its numbers are :mod:`weights`' business. Llama, Qwen2 and Qwen3 are supported;
-what their configurations can ask for and this code does not do is refused, never ignored.
+Owns the shape of the model; its numbers are :mod:`weights`' business. Llama, Qwen2, Qwen3 and Qwen3-MoE are
+supported; what their configurations can ask for and this code does not do is refused, never ignored.
 Legend: B = sequences, S = positions, H = hidden size, V = vocabulary of this tensor-parallel rank.
 """
 
@@ -14,21 +14,36 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from hintloop_contract.config.layout import LayoutKeys
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hintloop_trainer.errors import ModelError
-from hintloop_trainer.megatron import cpu
+from hintloop_trainer.megatron import cpu, sequence
 from hintloop_trainer.megatron.parallel import Layout
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts that stand for the feed-forward part of every layer."""
+
+    num_experts: int
+    per_token: int
+    """Experts that a token goes through."""
+    ffn_size: int
+    """Intermediate size of one expert."""
+    normalised: bool
+    """Whether a token's weights of its experts sum to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,8 @@ class Architecture:
     inv_freq: tuple[float, ...] | None
     """Rotary frequencies ``[head_dim / 2]`` when they are scaled, else ``None``."""
     tied: bool
+    mixture: Mixture | None = None
+    """``None`` for a dense model."""
 
     def padded_vocab(self, tp_size: int) -> int:
         """Vocabulary rounded up so that every tensor-parallel rank has as many rows."""
@@ -82,6 +99,16 @@ def read_architecture(directory: str | Path) -> Architecture:
         rope_theta=float(rope["rope_theta"]),
         inv_freq=_scaled_frequencies(config, rope["rope_type"]) if scaled else None,
         tied=bool(config.tie_word_embeddings),
+        mixture=_read_mixture(config) if config.model_type == "qwen3_moe" else None,
+    )
+
+
+def _read_mixture(config: PretrainedConfig) -> Mixture:
+    return Mixture(
+        num_experts=config.num_experts,
+        per_token=config.num_experts_per_tok,
+        ffn_size=config.moe_intermediate_size,
+        normalised=bool(config.norm_topk_prob),
     )
 
 
@@ -108,6 +135,10 @@ def _refuse_unsupported(config: PretrainedConfig) -> None:
         "attention_bias": family != "qwen2" and bool(getattr(config, "attention_bias", False)),
         "mlp_bias": bool(getattr(config, "mlp_bias", False)),
         "attention_dropout": bool(getattr(config, "attention_dropout", 0.0)),
+        "a dense layer among those with experts (mlp_only_layers, decoder_sparse_step)": bool(
+            getattr(config, "mlp_only_layers", None)
+        )
+        or getattr(config, "decoder_sparse_step", 1) != 1,
     }
     for problem, present in problems.items():
         if present:
@@ -115,23 +146,28 @@ def _refuse_unsupported(config: PretrainedConfig) -> None:
 
 
 def check_layout(arch: Architecture, layout: Layout) -> None:
-    """Refuse a layout that cannot split this model evenly."""
-    tp, pp = layout.tp_size, layout.pp_size
-    for name, size in (("attention heads", arch.num_heads), ("key-value groups", arch.num_kv_groups)):
-        if size % tp:
-            raise ModelError(
-                f"training.tensor_model_parallel_size {tp} does not divide the student's {size} {name}; "
-                f"use a divisor of {size}"
-            )
-    if arch.ffn_size % tp:
+    """Refuse a layout that cannot split this model evenly, or that its layers here cannot do."""
+    tp = "tensor_model_parallel_size", layout.tp_size
+    ffn = ("moe_intermediate_size", arch.mixture.ffn_size) if arch.mixture else ("intermediate_size", arch.ffn_size)
+    experts = arch.mixture.num_experts if arch.mixture else 1
+    for (key, value), size, of_what in (
+        (tp, arch.num_heads, f"{arch.num_heads} attention heads"),
+        (tp, arch.num_kv_groups, f"{arch.num_kv_groups} key-value groups"),
+        (tp, ffn[1], f"{ffn[0]} {ffn[1]}"),
+        (("pipeline_model_parallel_size", layout.pp_size), arch.num_layers, f"{arch.num_layers} layers"),
+        (("expert_model_parallel_size", layout.ep_size), experts, f"{experts} expert(s)"),
+    ):
+        if size % value:
+            raise ModelError(f"training.{key} {value} does not divide the student's {of_what}; use a divisor of {size}")
+    if arch.mixture and layout.tp_size > 1 and not layout.sequence_parallel:
         raise ModelError(
-            f"training.tensor_model_parallel_size {tp} does not divide the student's "
-            f"intermediate_size {arch.ffn_size}; use a divisor of it"
+            f"training.tensor_model_parallel_size {layout.tp_size} of a mixture of experts needs the sequence divided "
+            "as well; set training.sequence_parallel = true"
         )
-    if arch.num_layers % pp:
+    if layout.cp_size > 1 and not uses_transformer_engine():
         raise ModelError(
-            f"training.pipeline_model_parallel_size {pp} does not divide the student's "
-            f"{arch.num_layers} layers; use a divisor of {arch.num_layers}"
+            f"training.context_parallel_size {layout.cp_size} needs the attention of Transformer Engine on GPUs, which "
+            "is not here; set 1, or install transformer-engine where there is CUDA"
         )
 
 
@@ -140,9 +176,15 @@ def uses_transformer_engine() -> bool:
     return cpu.has_cuda() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def transformer_config(arch: Architecture, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
-    """Megatron's configuration for this student; gradients are divided by the whole batch's token count."""
+def transformer_config(
+    arch: Architecture, layout: Layout, dtype: torch.dtype, keys: LayoutKeys | None = None
+) -> TransformerConfig:
+    """Megatron's configuration for this student; gradients are divided by the whole batch's token count.
+
+    Of ``keys`` those on recomputation are read; nothing is recomputed without.
+    """
     fused = uses_transformer_engine()
+    keys = keys or LayoutKeys()
     return TransformerConfig(
         num_layers=arch.num_layers,
         hidden_size=arch.hidden_size,
@@ -152,7 +194,7 @@ def transformer_config(arch: Architecture, layout: Layout, dtype: torch.dtype) -
         kv_channels=arch.head_dim,
         layernorm_epsilon=arch.norm_epsilon,
         normalization="RMSNorm",
-        qk_layernorm=arch.family == "qwen3",
+        qk_layernorm=arch.family in ("qwen3", "qwen3_moe"),
         add_qkv_bias=arch.family == "qwen2",
         add_bias_linear=False,
         gated_linear_unit=True,
@@ -162,13 +204,19 @@ def transformer_config(arch: Architecture, layout: Layout, dtype: torch.dtype) -
         attention_softmax_in_fp32=True,
         tensor_model_parallel_size=layout.tp_size,
         pipeline_model_parallel_size=layout.pp_size,
-        sequence_parallel=False,
+        context_parallel_size=layout.cp_size,
+        expert_model_parallel_size=layout.ep_size,
+        sequence_parallel=layout.sequence_parallel,
+        recompute_granularity=keys.recompute_granularity,
+        recompute_method=keys.recompute_method,
+        recompute_num_layers=keys.recompute_num_layers,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=layout.pp_size > 1,
-        # There are no experts, yet the default dispatcher forbids sequences of different lengths.
+        # Without experts, too: the default dispatcher forbids sequences of different lengths.
         moe_token_dispatcher_type="alltoall",
+        **_mixture_settings(arch.mixture),
         calculate_per_token_loss=True,
         use_cpu_initialization=not cpu.has_cuda(),
         perform_initialization=False,
@@ -182,12 +230,50 @@ def transformer_config(arch: Architecture, layout: Layout, dtype: torch.dtype) -
     )
 
 
+def _mixture_settings(mixture: Mixture | None) -> dict[str, Any]:
+    if mixture is None:
+        return {}
+    return {
+        "num_moe_experts": mixture.num_experts,
+        "moe_ffn_hidden_size": mixture.ffn_size,
+        "moe_router_topk": mixture.per_token,
+        "moe_router_pre_softmax": not mixture.normalised,
+        "moe_router_dtype": "fp32",
+        # What is learned is the configured loss alone, so that the router's share of it is not diluted.
+        "moe_router_load_balancing_type": "none",
+        "moe_grouped_gemm": uses_transformer_engine(),
+    }
+
+
+class DividedNorm:
+    """Builds torch's RMSNorm for positions that are divided over tensor-parallel ranks, which megatron's does not do.
+
+    The mark has megatron sum the weight's gradient over these ranks.
+    """
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+        """A norm over the last axis."""
+        norm = torch.nn.RMSNorm(hidden_size, eps=eps)
+        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return norm
+
+
 class PolicyModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
     """A GPT model that stops before its output head.
 
     ``forward(input_ids, position_ids, attention_mask)`` gives the normalised hidden states ``[S, B, H]``;
-    :meth:`head` gives logits for chosen rows, so that logits of a whole batch never exist at once.
+    :meth:`head` gives logits for chosen rows, so that logits of a whole batch never exist at once. Where positions are
+    divided over ranks, that happens inside: every rank is given whole sequences, and has whole hidden states back.
     """
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
+    ) -> torch.Tensor:
+        """Hidden states ``[S, B, H]`` on the last stage; on others, what the next one takes."""
+        length = input_ids.shape[1]
+        ids, positions, mask = sequence.divide(self.config, input_ids, position_ids, attention_mask)
+        hidden: torch.Tensor = super().forward(ids, positions, mask, **kwargs)
+        return sequence.join(self.config, hidden, length) if self.post_process else hidden
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return hidden_states
@@ -200,15 +286,28 @@ class PolicyModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no typ
         return logits
 
 
-def _construct(arch: Architecture, layout: Layout, dtype: torch.dtype, max_seq_len: int) -> PolicyModel:
-    config = transformer_config(arch, layout, dtype)
+def _layers(config: TransformerConfig, num_local: int) -> TransformerBlockSubmodules | ModuleSpec:
+    """The parts that a stage's layers are built from."""
+    experts = {"num_experts": config.num_moe_experts, "moe_grouped_gemm": config.moe_grouped_gemm}
     if uses_transformer_engine():
-        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-    else:
-        spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    return PolicyModel(
+        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, **experts)
+    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **experts)
+    if not config.sequence_parallel:
+        return layer
+    parts, attention = layer.submodules, layer.submodules.self_attention.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = DividedNorm
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = DividedNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_local, layer_norm=DividedNorm)
+
+
+def _construct(
+    arch: Architecture, layout: Layout, dtype: torch.dtype, max_seq_len: int, keys: LayoutKeys | None
+) -> PolicyModel:
+    config = transformer_config(arch, layout, dtype, keys)
+    model = PolicyModel(
         config=config,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=_layers(config, arch.num_layers // layout.pp_size),
         vocab_size=arch.padded_vocab(layout.tp_size),
         max_sequence_length=max_seq_len,
         pre_process=layout.first_stage,
@@ -217,13 +316,23 @@ def _construct(arch: Architecture, layout: Layout, dtype: torch.dtype, max_seq_l
         rotary_base=arch.rope_theta,
         share_embeddings_and_output_weights=arch.tied,
     )
+    if layout.last_stage and config.sequence_parallel:
+        # The head is given whole rows; the gradient of these is a sum over its ranks.
+        model.output_layer.sequence_parallel = False
+        model.output_layer.allreduce_dgrad = True
+    return model
 
 
-def build(arch: Architecture, layout: Layout, dtype: torch.dtype, max_seq_len: int) -> PolicyModel:
-    """This rank's part of the model, with weights still to be loaded."""
+def build(
+    arch: Architecture, layout: Layout, dtype: torch.dtype, max_seq_len: int, keys: LayoutKeys | None = None
+) -> PolicyModel:
+    """This rank's part of the model, with weights still to be loaded.
+
+    ``keys``: what is recomputed; models that are never differentiated need none.
+    """
     check_layout(arch, layout)
     with cpu.quietly():
-        model = _construct(arch, layout, dtype, max_seq_len)
+        model = _construct(arch, layout, dtype, max_seq_len, keys)
     if arch.inv_freq is not None:
         model.rotary_pos_emb.inv_freq = torch.tensor(arch.inv_freq, device=cpu.device())
     if dtype == torch.bfloat16:
