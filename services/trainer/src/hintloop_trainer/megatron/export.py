@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from hintloop_trainer.errors import CheckpointError
-from hintloop_trainer.megatron import weights
+from hintloop_trainer.megatron import adapter
 from hintloop_trainer.megatron.model import Architecture
 from hintloop_trainer.megatron.parallel import Layout
 
@@ -72,7 +73,7 @@ def write_weights(
     tokenizer: Path,
     target: Path,
 ) -> str:
-    """Export the model to ``target``, which must not exist. Collective over all ranks.
+    """Export the model, adapters merged, to ``target``, which must not exist. Collective over all ranks.
 
     ``base`` gives the configuration, ``tokenizer`` the tokenizer's files.
 
@@ -82,15 +83,9 @@ def write_weights(
     Raises:
         CheckpointError: ``target`` exists.
     """
-    aside = target.with_name(f".{target.name}.partial")
-    if layout.rank == 0:
-        if target.exists():
-            raise CheckpointError(f"{target} exists; a weight version is written once")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    dist.barrier()
+    aside = _begin(target, layout)
     tensors: dict[str, torch.Tensor] = {}
-    weights.export_tensors(model, arch, layout, tensors.__setitem__)
+    adapter.export_tensors(model, arch, layout, tensors.__setitem__)
     digests: dict[str, str] = {}
     if layout.tp_rank == 0 and layout.dp_rank == 0:
         file = aside / _file_name(layout)
@@ -100,15 +95,63 @@ def write_weights(
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     everyone: list[tuple[int, dict[str, str], dict[str, int]]] = [(0, {}, {})] * layout.world_size
     dist.all_gather_object(everyone, (layout.pp_rank, digests, sizes))
-    whole = hashlib.sha256()
-    for name, digest in sorted((item for _, found, _ in everyone for item in found.items())):
-        whole.update(f"{name} {digest}\n".encode())
+    digest = _joint_digest({name: found for _, stage, _ in everyone for name, found in stage.items()})
     if layout.rank == 0:
         _write_companions(aside, base, tokenizer, next(iter(tensors.values())).dtype)
         if layout.pp_size > 1:
             _write_index(aside, layout.pp_size, everyone)
         put_in_place(aside, target)
     dist.barrier()
+    return digest
+
+
+def _begin(target: Path, layout: Layout) -> Path:
+    """An empty directory beside ``target``, to be renamed to it. Collective over all ranks."""
+    aside = target.with_name(f".{target.name}.partial")
+    if layout.rank == 0:
+        if target.exists():
+            raise CheckpointError(f"{target} exists; a weight version is written once")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    dist.barrier()
+    return aside
+
+
+def write_adapter(model: torch.nn.Module, layout: Layout, config: dict[str, Any], *, target: Path) -> str:
+    """Write the model's adapters as PEFT reads them to ``target``, which must not exist. Collective over all ranks.
+
+    ``config`` is what stands in ``adapter_config.json``.
+
+    Returns:
+        SHA-256 (hex) as of :func:`write_weights`, on the first rank; elsewhere an empty string.
+
+    Raises:
+        CheckpointError: ``target`` exists.
+    """
+    aside = _begin(target, layout)
+    mine = adapter.peft_tensors(adapter.gather(model, layout))
+    if layout.tp_rank or layout.dp_rank:
+        mine = {}
+    stages: list[dict[str, torch.Tensor]] = [mine] * layout.world_size
+    if layout.pp_size > 1:
+        dist.gather_object(mine, stages if layout.rank == 0 else None)
+    digest = ""
+    if layout.rank == 0:
+        tensors = {name: tensor for stage in stages for name, tensor in stage.items()}
+        file = aside / "adapter_model.safetensors"
+        save_file(tensors, str(file), metadata={"format": "pt"})
+        file.chmod(0o644)  # engines may run as another user
+        (aside / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        digest = _joint_digest({name: _digest(name, tensor) for name, tensor in tensors.items()})
+        put_in_place(aside, target)
+    dist.barrier()
+    return digest
+
+
+def _joint_digest(digests: dict[str, str]) -> str:
+    whole = hashlib.sha256()
+    for name, digest in sorted(digests.items()):
+        whole.update(f"{name} {digest}\n".encode())
     return whole.hexdigest()
 
 

@@ -48,6 +48,8 @@ class Slot:
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+#: Attribute of a linear layer that holds adapters (see :mod:`lora`).
+ADAPTERS = "lora_adapters"
 
 
 def _qkv(kind: str) -> tuple[str, ...]:
@@ -88,12 +90,12 @@ class Place:
 
 
 def places(model: torch.nn.Module, arch: Architecture, layout: Layout) -> Iterator[Place]:
-    """Every parameter of this rank, in the order of the model.
+    """Every parameter of this rank, in the order of the model; adapters beside them are none of the student's.
 
     Raises:
         ModelError: a parameter has no counterpart; nothing may stay as it was initialised.
     """
-    parameters = dict(model.named_parameters())
+    parameters = {name: found for name, found in model.named_parameters() if f".{ADAPTERS}." not in name}
     yield from _outer_places(parameters, arch)
     num_local = arch.num_layers // layout.pp_size
     for local in range(num_local):

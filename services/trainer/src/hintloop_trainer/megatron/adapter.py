@@ -1,0 +1,141 @@
+"""Adapters in and out of the model: gathered over ranks, merged into the weights, under PEFT's names, in checkpoints.
+
+Owns names and values; what is written to disk, and how, is :mod:`export`'s.
+Legend: R = rank, I = a layer's inputs, O = its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hintloop_contract.config.lora import LoraSection
+from megatron.core import parallel_state
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+
+from hintloop_trainer.megatron import lora, weights
+from hintloop_trainer.megatron.lora import Adapter
+from hintloop_trainer.megatron.model import Architecture
+from hintloop_trainer.megatron.parallel import Layout
+
+_KEY = "lora."
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both factors of one layer's adapter, whole."""
+
+    a_RI: torch.Tensor
+    b_OR: torch.Tensor
+
+    def merged(self, weight_OI: torch.Tensor, scale: float) -> torch.Tensor:
+        """``W + scale * B A``, added in float32, in the dtype of ``W``."""
+        added = self.b_OR.float() @ self.a_RI.float()
+        return torch.add(weight_OI.float(), added, alpha=scale).to(weight_OI.dtype)
+
+
+def gather(model: torch.nn.Module, layout: Layout) -> dict[str, Pair]:
+    """Whole adapters of this pipeline stage by the layer's name, on the CPU. Collective over tensor-parallel ranks."""
+    return {adapter.name: _whole(adapter, layout) for adapter in lora.adapters(model)}
+
+
+def _whole(adapter: Adapter, layout: Layout) -> Pair:
+    a_RI, b_OR = adapter.lora_a.detach(), adapter.lora_b.detach()
+    if adapter.by_rows:
+        a_RI = _joined(a_RI, 1, layout)
+    else:
+        b_OR = _joined(b_OR, 0, layout)
+    return Pair(a_RI.cpu(), b_OR.cpu())
+
+
+def _joined(piece: torch.Tensor, axis: int, layout: Layout) -> torch.Tensor:
+    if layout.tp_size == 1:
+        return piece
+    shards = [torch.empty_like(piece) for _ in range(layout.tp_size)]
+    dist.all_gather(shards, piece.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+    return torch.cat(shards, dim=axis)
+
+
+@torch.no_grad()
+def export_tensors(
+    model: torch.nn.Module, arch: Architecture, layout: Layout, take: Callable[[str, torch.Tensor], None]
+) -> None:
+    """As :func:`weights.export_tensors`, with what the adapters add merged into the weights, where there are any."""
+    pairs, scale = gather(model, layout), lora.scale(model)
+
+    def merge(name: str, tensor: torch.Tensor) -> None:
+        pair = pairs.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        take(name, tensor if pair is None else pair.merged(tensor, scale))
+
+    weights.export_tensors(model, arch, layout, merge)
+
+
+def peft_tensors(pairs: dict[str, Pair]) -> dict[str, torch.Tensor]:
+    """Adapters under the names that PEFT gives them."""
+    found = {}
+    for name, pair in pairs.items():
+        found[f"base_model.model.{name}.lora_A.weight"] = pair.a_RI.contiguous()
+        found[f"base_model.model.{name}.lora_B.weight"] = pair.b_OR.contiguous()
+    return found
+
+
+def peft_config(section: LoraSection, base: str) -> dict[str, Any]:
+    """``adapter_config.json`` of adapters beside the model in ``base``."""
+    alpha = section.alpha
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": section.rank,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(section.modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "layers_pattern": None,
+        "layers_to_transform": None,
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "use_dora": False,
+        "use_rslora": False,
+    }
+
+
+def sharded(model: torch.nn.Module) -> dict[str, Any]:
+    """What a checkpoint has to hold of a model with adapters: these alone, the student's own weights do not change.
+
+    Keys are the layers' Hugging Face names: the same under every layout.
+    """
+    found: dict[str, Any] = {}
+    for adapter in lora.adapters(model):
+        a_key, b_key = _keys(adapter)
+        if adapter.by_rows:
+            found[a_key] = make_tp_sharded_tensor_for_checkpoint(adapter.lora_a, a_key, 1)
+            found[b_key] = make_sharded_tensor_for_checkpoint(adapter.lora_b, b_key)
+        else:
+            found[a_key] = make_sharded_tensor_for_checkpoint(adapter.lora_a, a_key)
+            found[b_key] = make_tp_sharded_tensor_for_checkpoint(adapter.lora_b, b_key, 0)
+    return found
+
+
+@torch.no_grad()
+def restore(model: torch.nn.Module, loaded: dict[str, Any]) -> None:
+    """Take what :func:`sharded` described, read from a checkpoint.
+
+    Raises:
+        KeyError: an adapter is not there.
+    """
+    for adapter in lora.adapters(model):
+        a_key, b_key = _keys(adapter)
+        adapter.lora_a.copy_(loaded[a_key])
+        adapter.lora_b.copy_(loaded[b_key])
+
+
+def _keys(adapter: Adapter) -> tuple[str, str]:
+    return f"{_KEY}{adapter.name}.lora_a", f"{_KEY}{adapter.name}.lora_b"
