@@ -25,7 +25,7 @@ from hintloop_trainer import batch as batching
 from hintloop_trainer import own_teacher, reference
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import ModelError, TrainingError
-from hintloop_trainer.megatron import cpu, export, logprobs, model, optimizer, weights
+from hintloop_trainer.megatron import adapter, cpu, export, logprobs, lora, model, optimizer, weights
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import Objective, Old, old_from
 from hintloop_trainer.tally import Moments, Tally
@@ -90,6 +90,8 @@ class Learner:
         self.arch = model.read_architecture(config.model.student_model_path)
         self.model = model.build(self.arch, layout, self.dtype, config.model.max_seq_len)
         weights.load(self.model, self.arch, layout, config.model.student_model_path)
+        if config.lora.enabled:
+            lora.attach(self.model, self.arch, layout, config.lora, config.training.seed)
         with cpu.quietly():
             self.replicated = optimizer.wrap(self.model)
             self.optimizer = optimizer.make(self.replicated, config.training, self.dtype)
@@ -292,7 +294,10 @@ class Learner:
         return scores
 
     def export(self, target: Path) -> str:
-        """Write the weights as a Hugging Face directory; their SHA-256 (see :func:`export.write_weights`)."""
+        """Write the weights as a Hugging Face directory; their SHA-256 (see :func:`export.write_weights`).
+
+        With `lora.enabled` they are the student's with the adapters merged.
+        """
         return export.write_weights(
             self.model,
             self.arch,
@@ -301,6 +306,32 @@ class Learner:
             tokenizer=Path(self.config.tokenizer_dir),
             target=target,
         )
+
+    def export_adapter(self, target: Path) -> str:
+        """Write the adapters alone as a PEFT directory; their SHA-256 (see :func:`export.write_adapter`).
+
+        Only with `lora.enabled`.
+        """
+        base = str(Path(self.config.model.student_model_path).resolve())
+        return export.write_adapter(self.model, self.layout, adapter.peft_config(self.config.lora, base), target=target)
+
+    def sharded_weights(self) -> dict[str, Any]:
+        """The weights that training changes, as Megatron's checkpoints take them, on this rank."""
+        if self.config.lora.enabled:
+            return adapter.sharded(self.model)
+        found: dict[str, Any] = self.model.sharded_state_dict()
+        return found
+
+    def restore_weights(self, loaded: dict[str, Any]) -> None:
+        """Take what :meth:`sharded_weights` described, read from a checkpoint.
+
+        Raises:
+            KeyError: something is not there.
+        """
+        if self.config.lora.enabled:
+            adapter.restore(self.model, loaded)
+        else:
+            self.model.load_state_dict(loaded)
 
 
 def _data_group() -> Any:
