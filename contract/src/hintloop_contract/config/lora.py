@@ -36,6 +36,11 @@ class LoraSection(Section):
         return tuple(name for name in LORA_MODULES if name in self.target_modules or self.target_modules == ALL_LINEAR)
 
     @property
+    def described(self) -> str:
+        """What two runs must have alike to go on from one another's adapters; empty when there are none."""
+        return f"rank {self.rank}, alpha {self.alpha:g}, {' '.join(self.modules)}" if self.enabled else ""
+
+    @property
     def scale(self) -> float:
         """What B A is multiplied with: alpha / rank."""
         return self.alpha / self.rank

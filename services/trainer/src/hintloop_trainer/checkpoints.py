@@ -44,6 +44,8 @@ class TrainerState(msgspec.Struct):
     """Samples trained over all runs."""
     model_path: str
     dtype: str
+    lora: str = ""
+    """Size and place of the adapters, whose base is in ``model_path`` and not here; empty: the weights are here."""
 
 
 def step_directory(root: Path, step: int) -> Path:
@@ -83,7 +85,7 @@ def _generators() -> dict[str, Any]:
 
 
 def _sharded(learner: Learner, *, loading: bool) -> dict[str, Any]:
-    weights = learner.model.sharded_state_dict()
+    weights = learner.sharded_weights()
     return {
         "model": weights,
         "optimizer": learner.optimizer.sharded_state_dict(weights, is_loading=loading),
@@ -133,7 +135,7 @@ class CheckpointStore:
         try:
             with _deterministic_warnings():
                 loaded = dist_checkpointing.load(_sharded(self._learner, loading=True), str(directory))
-                self._learner.model.load_state_dict(loaded["model"])
+                self._learner.restore_weights(loaded["model"])
                 self._learner.optimizer.load_state_dict(loaded["optimizer"])
                 if self._learner.own_teacher is not None:
                     self._learner.own_teacher.restore(loaded["teacher"])
@@ -160,6 +162,7 @@ class Resumable:
         self.step = learner.step
         self.score = learner.score
         self.export = learner.export
+        self.export_adapter = learner.export_adapter
         self.save = store.save
         self.load = store.load
 
@@ -168,8 +171,13 @@ def check_same_model(state: TrainerState, config: Config, directory: Path) -> No
     """Refuse a checkpoint of another model.
 
     Raises:
-        ConfigError: the model's directory or dtype differ.
+        ConfigError: the model's directory or dtype differ, or its adapters.
     """
+    if state.lora != config.lora.described:
+        raise ConfigError(
+            f"[lora] asks for {config.lora.described or 'no adapters'}, but the checkpoint {directory} was made with "
+            f"{state.lora or 'none'}; set it back, or give another training.checkpoint_dir"
+        )
     for key, saved, now in (
         ("student_model_path", state.model_path, config.model.student_model_path),
         ("dtype", state.dtype, config.model.dtype),

@@ -62,6 +62,7 @@ class SavePart:
             num_trained=progress.num_trained,
             model_path=config.model.student_model_path,
             dtype=config.model.dtype,
+            lora=config.lora.described,
         )
 
     def resume(self) -> None:

@@ -130,7 +130,7 @@ def write_adapter(model: torch.nn.Module, layout: Layout, config: dict[str, Any]
     """
     aside = _begin(target, layout)
     mine = adapter.peft_tensors(adapter.gather(model, layout))
-    if layout.tp_rank or layout.dp_rank:
+    if layout.tp_rank or layout.dp_rank or layout.cp_rank:
         mine = {}
     stages: list[dict[str, torch.Tensor]] = [mine] * layout.world_size
     if layout.pp_size > 1:
