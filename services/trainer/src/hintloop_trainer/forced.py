@@ -8,8 +8,10 @@ Legend: T = response tokens, K = candidates.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from hintloop_trainer import batch as batching
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.megatron import candidates, cpu
+from hintloop_trainer.megatron.model import PolicyModel
 
 if TYPE_CHECKING:
     from hintloop_trainer.learner import Learner
@@ -68,22 +71,33 @@ def teach(
         for example in _examples(learner, encoded)
         if example.hinted_P is not None
     ]
-    teacher = learner.own_teacher
-    model = learner.model if teacher is None else teacher.network
+    with _teacher(learner) as (network, model):
+        read = partial(_taught, learner, model, top_k)
+        return _everyones(learner, hinted, read, network=network, with_candidates=chosen is not None)
 
-    def read(batch: MicroBatch, hidden_NH: torch.Tensor) -> list[Forced]:
-        scores = learner.score_rows(model, batch, hidden_NH)
-        columns: list[torch.Tensor | None] = [scores.logprobs_N, None, None, None]
-        ids_NK, logprobs_NK = batch.candidates_NK, scores.candidates_NK
-        if ids_NK is None and top_k:
-            best = candidates.likeliest(model, hidden_NH, learner.arch.vocab_size, top_k)
-            ids_NK, logprobs_NK = best.ids_NK, best.logprobs_NK
-        if ids_NK is not None and logprobs_NK is not None:
-            columns[1:] = [ids_NK.to(torch.int32), logprobs_NK, candidates.log_rest(logprobs_NK)]
-        return _forced(batch, columns)
 
-    network = learner.replicated if teacher is None else teacher.network
-    return _everyones(learner, hinted, read, network=network, with_candidates=chosen is not None)
+@contextmanager
+def _teacher(learner: Learner) -> Iterator[tuple[Any, PolicyModel]]:
+    """The network to run, and the model whose head scores."""
+    if learner.own_teacher is None:
+        yield learner.replicated, learner.model
+        return
+    with learner.own_teacher.in_force() as network:
+        yield network, network
+
+
+def _taught(
+    learner: Learner, model: PolicyModel, top_k: int, batch: MicroBatch, hidden_NH: torch.Tensor
+) -> list[Forced]:
+    scores = learner.score_rows(model, batch, hidden_NH)
+    columns: list[torch.Tensor | None] = [scores.logprobs_N, None, None, None]
+    ids_NK, logprobs_NK = batch.candidates_NK, scores.candidates_NK
+    if ids_NK is None and top_k:
+        best = candidates.likeliest(model, hidden_NH, learner.arch.vocab_size, top_k)
+        ids_NK, logprobs_NK = best.ids_NK, best.logprobs_NK
+    if ids_NK is not None and logprobs_NK is not None:
+        columns[1:] = [ids_NK.to(torch.int32), logprobs_NK, candidates.log_rest(logprobs_NK)]
+    return _forced(batch, columns)
 
 
 def _examples(learner: Learner, encoded: Sequence[bytes]) -> list[Example]:

@@ -6,12 +6,14 @@ are scored is :mod:`forced`'s business. Every method is called on all ranks alik
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from hintloop_contract.config.schema import Config
 
-from hintloop_trainer.megatron import model, weights
+from hintloop_trainer.megatron import adapter, lora, model, weights
 from hintloop_trainer.megatron.model import Architecture, PolicyModel
 from hintloop_trainer.megatron.parallel import Layout
 
@@ -26,6 +28,11 @@ class OwnTeacher:
         self.network = network
         self._decay = decay
         self._averages = [parameter.detach().float().clone() for parameter in network.parameters()] if decay else []
+
+    @contextmanager
+    def in_force(self) -> Iterator[PolicyModel]:
+        """The network to score with, inside; it may be the student's, which is otherwise back afterwards."""
+        yield self.network
 
     @property
     def is_fixed(self) -> bool:
@@ -71,11 +78,75 @@ class OwnTeacher:
         return list(zip(names, self._averages, strict=True))
 
 
-def make(config: Config, arch: Architecture, layout: Layout, dtype: torch.dtype) -> OwnTeacher | None:
-    """The configured copy with the student's first weights; ``None`` when the student itself is the teacher."""
+class AdapterTeacher:
+    """The teacher of a student with adapters: its model with these off, or with their moving averages; no copy."""
+
+    def __init__(self, student: PolicyModel, decay: float | None) -> None:
+        """``student`` has adapters. The averages are of each factor by itself, not of their products."""
+        self._student = student
+        self._decay = decay
+        self._averages = (
+            {name: value.detach().float().clone() for name, value in adapter.named(student).items()} if decay else {}
+        )
+
+    @property
+    def is_fixed(self) -> bool:
+        """As :attr:`OwnTeacher.is_fixed`."""
+        return self._decay is None
+
+    @contextmanager
+    def in_force(self) -> Iterator[PolicyModel]:
+        """As :meth:`OwnTeacher.in_force`."""
+        if self._decay is None:
+            with lora.adapters_off(self._student):
+                yield self._student
+            return
+        own = {name: value.detach().clone() for name, value in adapter.named(self._student).items()}
+        self._put(self._averages)
+        try:
+            yield self._student
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, torch.Tensor]) -> None:
+        for name, parameter in adapter.named(self._student).items():
+            parameter.copy_(values[name])
+
+    @torch.no_grad()
+    def follow(self, student: PolicyModel) -> None:
+        """As :meth:`OwnTeacher.follow`."""
+        if self._decay is None:
+            return
+        for name, parameter in adapter.named(student).items():
+            newest = getattr(parameter, "main_param", None)
+            newest = parameter if newest is None else newest.view_as(parameter)
+            self._averages[name].lerp_(newest.detach().float(), 1.0 - self._decay)
+
+    def sharded(self) -> dict[str, Any]:
+        """As :meth:`OwnTeacher.sharded`."""
+        found = adapter.sharded(self._student, _PREFIX) if self._averages else {}
+        for name, average in self._averages.items():
+            entry = found[_PREFIX + name]
+            entry.data, entry.dtype = average, average.dtype
+        return found
+
+    @torch.no_grad()
+    def restore(self, loaded: dict[str, Any]) -> None:
+        """As :meth:`OwnTeacher.restore`."""
+        for name, average in self._averages.items():
+            average.copy_(loaded[_PREFIX + name])
+
+
+def make(
+    config: Config, arch: Architecture, layout: Layout, dtype: torch.dtype, student: PolicyModel
+) -> OwnTeacher | AdapterTeacher | None:
+    """The configured teacher with the student's first weights; ``None`` when the student itself is the teacher."""
     kind = config.prm.teacher_weights
     if kind == "current":
         return None
+    if config.lora.enabled:
+        return AdapterTeacher(student, config.prm.ema_decay if kind == "ema" else None)
     network = model.build(arch, layout, dtype, config.model.max_seq_len)
     weights.load(network, arch, layout, config.model.student_model_path)
     return OwnTeacher(network, config.prm.ema_decay if kind == "ema" else None)

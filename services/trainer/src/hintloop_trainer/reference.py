@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hintloop_trainer.batch import MicroBatch
-from hintloop_trainer.megatron import model, weights
+from hintloop_trainer.megatron import lora, model, weights
 from hintloop_trainer.megatron.model import PolicyModel
+from hintloop_trainer.own_teacher import OwnTeacher
 
 if TYPE_CHECKING:
     from hintloop_trainer.learner import Learner
@@ -53,6 +54,20 @@ class Reference:
         return [dataclasses.replace(batch, reference_N=row) for batch, row in zip(batches, found, strict=True)]
 
 
+class Unadapted(Reference):
+    """The student itself with its adapters off: no copy."""
+
+    def __init__(self, learner: Learner) -> None:
+        """``learner``'s student has adapters."""
+        super().__init__(learner, learner.model)
+
+    @contextmanager
+    def policy(self) -> Iterator[tuple[Any, PolicyModel]]:
+        """As :meth:`Reference.policy`."""
+        with lora.adapters_off(self._frozen):
+            yield self._frozen, self._frozen
+
+
 def make(learner: Learner) -> Reference | None:
     """The reference of ``learner``'s student; ``None`` where no KL is asked for.
 
@@ -60,8 +75,10 @@ def make(learner: Learner) -> Reference | None:
     """
     if not learner.objective.kl_coef:
         return None
+    if learner.config.lora.enabled:
+        return Unadapted(learner)
     teacher = learner.own_teacher
-    if teacher is not None and teacher.is_fixed:
+    if isinstance(teacher, OwnTeacher) and teacher.is_fixed:
         return Reference(learner, teacher.network)
     network = model.build(learner.arch, learner.layout, learner.dtype, learner.config.model.max_seq_len)
     weights.load(network, learner.arch, learner.layout, learner.config.model.student_model_path)

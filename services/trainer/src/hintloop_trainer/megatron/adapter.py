@@ -107,20 +107,25 @@ def peft_config(section: LoraSection, base: str) -> dict[str, Any]:
     }
 
 
-def sharded(model: torch.nn.Module) -> dict[str, Any]:
-    """What a checkpoint has to hold of a model with adapters: these alone, the student's own weights do not change.
-
-    Keys are the layers' Hugging Face names: the same under every layout.
-    """
-    found: dict[str, Any] = {}
+def named(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """This rank's trained tensors by the layer's Hugging Face name, which is the same under every layout."""
+    found = {}
     for adapter in lora.adapters(model):
-        a_key, b_key = _keys(adapter)
-        if adapter.by_rows:
-            found[a_key] = make_tp_sharded_tensor_for_checkpoint(adapter.lora_a, a_key, 1)
-            found[b_key] = make_sharded_tensor_for_checkpoint(adapter.lora_b, b_key)
+        found[f"{_KEY}{adapter.name}.lora_a"] = adapter.lora_a
+        found[f"{_KEY}{adapter.name}.lora_b"] = adapter.lora_b
+    return found
+
+
+def sharded(model: torch.nn.Module, prefix: str = "") -> dict[str, Any]:
+    """What a checkpoint has to hold of a model with adapters: these alone, the student's own weights do not change."""
+    found: dict[str, Any] = {}
+    for name, parameter in named(model).items():
+        key = prefix + name
+        # Megatron's mark; a tensor without it is whole on every rank.
+        if getattr(parameter, "tensor_model_parallel", False):
+            found[key] = make_tp_sharded_tensor_for_checkpoint(parameter, key, parameter.partition_dim)
         else:
-            found[a_key] = make_sharded_tensor_for_checkpoint(adapter.lora_a, a_key)
-            found[b_key] = make_tp_sharded_tensor_for_checkpoint(adapter.lora_b, b_key, 0)
+            found[key] = make_sharded_tensor_for_checkpoint(parameter, key)
     return found
 
 
@@ -131,11 +136,5 @@ def restore(model: torch.nn.Module, loaded: dict[str, Any]) -> None:
     Raises:
         KeyError: an adapter is not there.
     """
-    for adapter in lora.adapters(model):
-        a_key, b_key = _keys(adapter)
-        adapter.lora_a.copy_(loaded[a_key])
-        adapter.lora_b.copy_(loaded[b_key])
-
-
-def _keys(adapter: Adapter) -> tuple[str, str]:
-    return f"{_KEY}{adapter.name}.lora_a", f"{_KEY}{adapter.name}.lora_b"
+    for name, parameter in named(model).items():
+        parameter.copy_(loaded[name])
