@@ -96,7 +96,7 @@ class Learner:
             self.replicated = optimizer.wrap(self.model)
             self.optimizer = optimizer.make(self.replicated, config.training, self.dtype)
         own = config.prm.teacher_source == "trainer" and objective.wants_teacher
-        self.own_teacher = own_teacher.make(config, self.arch, layout, self.dtype) if own else None
+        self.own_teacher = own_teacher.make(config, self.arch, layout, self.dtype, self.model) if own else None
         self.reference = reference.make(self)
         self._plans: list[Planned] = []
 
