@@ -21,6 +21,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB = 131
@@ -28,11 +30,12 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 
 
 def tiny_model(family: str, *, tied: bool, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random float32 model of two layers, four heads of 32, two key-value groups."""
+    """A random float32 model of two layers, four heads of 32, two key-value groups; a mixture has four experts."""
     config_type, model_type = FAMILIES[family]
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -54,6 +57,9 @@ def tiny_model(family: str, *, tied: bool, seed: int = 0, **overrides: Any) -> P
         # Its head_dim always is hidden_size / heads.
         settings.update(hidden_size=128)
         settings.pop("head_dim")
+    if family == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+        settings = {**experts, **settings}
     torch.manual_seed(seed)
     model = model_type(config_type(**settings)).to(torch.float32)
     for name, parameter in model.named_parameters():

@@ -13,7 +13,7 @@ from hintloop_trainer.megatron.parallel import Layout
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-VARIANTS = [(family, tied) for family in ("llama", "qwen2", "qwen3") for tied in (True, False)]
+VARIANTS = [(family, tied) for family in ("llama", "qwen2", "qwen3", "qwen3_moe") for tied in (True, False)]
 
 
 def build(directory: Path, layout: Layout) -> tuple[model.PolicyModel, model.Architecture]:
@@ -67,6 +67,33 @@ def test_rotary_settings_are_applied(student: Callable[..., Path], layout: Layou
     assert (logits(built, ids) - expected).abs().max() < 1e-5
 
 
+@torch.no_grad()
+def test_experts_are_weighed_as_the_configuration_says(student: Callable[..., Path], layout: Layout) -> None:
+    """Without `norm_topk_prob`, a token's weights of its experts are the router's probabilities and sum to less."""
+    directory = student("qwen3_moe", norm_topk_prob=False, num_experts_per_tok=1)
+    built, arch = build(directory, layout)
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.randint(0, arch.vocab_size, (2, 23), generator=torch.Generator().manual_seed(4))
+    assert (logits(built, ids) - reference(ids).logits).abs().max() < 1e-5
+
+
+def test_experts_stacked_in_one_tensor_are_read(student: Callable[..., Path], layout: Layout, tmp_path: Path) -> None:
+    """transformers can write its own form, and reads the form of one matrix an expert that is exported."""
+    directory, stacked = student("qwen3_moe"), tmp_path / "stacked"
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    reference.save_pretrained(stacked, save_original_format=False)
+    names = load_file(stacked / "model.safetensors").keys()
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names
+    built, arch = build(stacked, layout)
+    target = tmp_path / "out"
+    export.write_weights(built, arch, layout, base=directory, tokenizer=directory, target=target)
+    after = load_file(target / "model.safetensors")
+    assert "model.layers.0.mlp.experts.3.up_proj.weight" in after
+    assert all(torch.equal(value, after[name]) for name, value in load_file(directory / "model.safetensors").items())
+    again = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    assert all(torch.equal(one, two) for one, two in zip(reference.parameters(), again.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(("family", "tied"), VARIANTS)
 def test_weights_come_out_as_they_went_in(
     student: Callable[..., Path], layout: Layout, tmp_path: Path, family: str, tied: bool
@@ -110,8 +137,9 @@ def test_shards_join_to_the_full_tensor(student: Callable[..., Path], cut: weigh
         assert torch.equal(weights.join(parts, cut, arch), full)
 
 
-def layout_of(tp: int = 1, pp: int = 1) -> Layout:
-    return Layout(rank=0, world_size=tp * pp, dp_rank=0, dp_size=1, tp_rank=0, tp_size=tp, pp_rank=0, pp_size=pp)
+def layout_of(tp: int = 1, pp: int = 1, **others: int) -> Layout:
+    ranks = {"rank": 0, "dp_rank": 0, "tp_rank": 0, "pp_rank": 0}
+    return Layout(world_size=tp * pp, dp_size=1, tp_size=tp, pp_size=pp, **ranks, **others)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +160,29 @@ def test_layouts_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("family", "sizes", "message"),
+    [
+        ("qwen3_moe", {"ep_size": 3}, "expert_model_parallel_size 3 does not divide the student's 4 expert"),
+        ("qwen3", {"ep_size": 2}, r"expert_model_parallel_size 2 does not divide the student's 1 expert"),
+        ("qwen3_moe", {"tp": 2}, "set training.sequence_parallel = true"),
+        ("qwen3", {"cp_size": 2}, "context_parallel_size 2 needs the attention of Transformer Engine"),
+    ],
+)
+def test_what_this_model_or_machine_cannot_divide_is_refused(
+    student: Callable[..., Path], family: str, sizes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        model.check_layout(model.read_architecture(student(family)), layout_of(**sizes))
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "gpt2", "n_embd": 8}, "model_type 'gpt2'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_only_layers": [0]}, "a dense layer among those with experts"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
     ],
 )

@@ -70,10 +70,13 @@ class _Redirect(TorchFunctionMode):
 
 
 class _NoStream:
-    """Stands for a CUDA stream: every method does nothing."""
+    """Stands for a CUDA stream and for its events: every method does nothing."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None
+        return lambda *args, **kwargs: self
 
     def __enter__(self) -> _NoStream:
         return self
@@ -100,6 +103,7 @@ def install() -> None:
         "current_stream": lambda *args, **kwargs: stream,
         "default_stream": lambda *args, **kwargs: stream,
         "stream": lambda *args, **kwargs: stream,
+        "Stream": _NoStream,
         "get_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
         "set_rng_state": lambda state, *args, **kwargs: torch.set_rng_state(state),
     }

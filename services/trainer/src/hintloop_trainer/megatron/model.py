@@ -21,6 +21,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -139,6 +140,10 @@ def _refuse_unsupported(config: PretrainedConfig) -> None:
             getattr(config, "mlp_only_layers", None)
         )
         or getattr(config, "decoder_sparse_step", 1) != 1,
+        "norm_topk_prob with one expert per token (whose router learns nothing)": bool(
+            getattr(config, "norm_topk_prob", False)
+        )
+        and config.num_experts_per_tok == 1,
     }
     for problem, present in problems.items():
         if present:
@@ -233,6 +238,8 @@ def transformer_config(
 def _mixture_settings(mixture: Mixture | None) -> dict[str, Any]:
     if mixture is None:
         return {}
+    # Megatron leaves the name undefined where Transformer Engine is absent, and asks whether it is None.
+    vars(moe_utils).setdefault("te_general_gemm", None)
     return {
         "num_moe_experts": mixture.num_experts,
         "moe_ffn_hidden_size": mixture.ffn_size,

@@ -75,6 +75,21 @@ LAYER_SLOTS = (
     ),
     Slot(("mlp.linear_fc1.weight",), ("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.HALVES),
     Slot(("mlp.linear_fc2.weight",), ("mlp.down_proj.weight",), Cut.COLUMNS),
+    Slot(("mlp.router.weight",), ("mlp.gate.weight",), Cut.NONE),
+)
+
+# Of one expert: {local} counts those of this rank, {expert} all of them. The second name is Transformer Engine's.
+EXPERT_SLOTS = (
+    Slot(
+        ("mlp.experts.local_experts.{local}.linear_fc1.weight", "mlp.experts.linear_fc1.weight{local}"),
+        ("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"),
+        Cut.HALVES,
+    ),
+    Slot(
+        ("mlp.experts.local_experts.{local}.linear_fc2.weight", "mlp.experts.linear_fc2.weight{local}"),
+        ("mlp.experts.{expert}.down_proj.weight",),
+        Cut.COLUMNS,
+    ),
 )
 
 
@@ -87,6 +102,8 @@ class Place:
     cut: Cut
     copy: bool = False
     """A second holder of the same tensor (a tied head on the last pipeline stage); not exported."""
+    others: tuple[tuple[str, ...], ...] = ()
+    """Of an expert: the parts that each of the ranks which share the experts has at this place."""
 
 
 def places(model: torch.nn.Module, arch: Architecture, layout: Layout) -> Iterator[Place]:
@@ -101,12 +118,37 @@ def places(model: torch.nn.Module, arch: Architecture, layout: Layout) -> Iterat
     for local in range(num_local):
         prefix, number = f"decoder.layers.{local}.", layout.pp_rank * num_local + local
         for slot in LAYER_SLOTS:
-            for name in slot.names:
-                parameter = parameters.pop(prefix + name, None)
-                if parameter is not None:
-                    yield Place(parameter, tuple(f"model.layers.{number}.{part}" for part in slot.parts), slot.cut)
+            parameter = _take(parameters, prefix, slot)
+            if parameter is not None:
+                yield Place(parameter, tuple(f"model.layers.{number}.{part}" for part in slot.parts), slot.cut)
+        yield from _expert_places(parameters, arch, layout, prefix, f"model.layers.{number}.")
     if parameters:
         raise ModelError(f"megatron parameters without a Hugging Face counterpart: {', '.join(sorted(parameters))}")
+
+
+def _take(parameters: dict[str, torch.nn.Parameter], prefix: str, slot: Slot, **numbers: int) -> Any:
+    for name in slot.names:
+        parameter = parameters.pop(prefix + name.format(**numbers), None)
+        if parameter is not None:
+            return parameter
+    return None
+
+
+def _expert_places(
+    parameters: dict[str, torch.nn.Parameter], arch: Architecture, layout: Layout, prefix: str, target: str
+) -> Iterator[Place]:
+    num_experts = arch.mixture.num_experts if arch.mixture else 0
+    num_local = num_experts // layout.ep_size
+    for local in range(num_local):
+        for slot in EXPERT_SLOTS:
+            parameter = _take(parameters, prefix, slot, local=local)
+            if parameter is None:
+                continue
+            everyones = tuple(
+                tuple(target + part.format(expert=rank * num_local + local) for part in slot.parts)
+                for rank in range(layout.ep_size)
+            )
+            yield Place(parameter, everyones[layout.ep_rank], slot.cut, others=everyones)
 
 
 def _outer_places(parameters: dict[str, torch.nn.Parameter], arch: Architecture) -> Iterator[Place]:
@@ -167,8 +209,24 @@ def _keys(handle: Any) -> list[str]:
     return list(handle.keys())
 
 
+def _per_expert(name: str, handle: Any) -> dict[str, tuple[Any, str, tuple[slice | int, ...]]]:
+    """Names of single experts' matrices, where ``name`` stacks all experts' ``[E, out, in]``; else empty."""
+    base, _, kind = name.rpartition(".")
+    if not base.endswith(".experts") or kind not in ("gate_up_proj", "down_proj"):
+        return {}
+    num_experts, rows, _ = handle.get_slice(name).get_shape()
+    halves = {"down_proj": slice(None)}
+    if kind == "gate_up_proj":
+        halves = {"gate_proj": slice(0, rows // 2), "up_proj": slice(rows // 2, rows)}
+    return {
+        f"{base}.{expert}.{part}.weight": (handle, name, (expert, half))
+        for expert in range(num_experts)
+        for part, half in halves.items()
+    }
+
+
 class Checkpoint:
-    """Lazy reader of a directory's safetensors files."""
+    """Lazy reader of a directory's safetensors files. Experts stacked in one tensor are read as single ones."""
 
     def __init__(self, directory: str | Path) -> None:
         """Open every file of ``directory``; reads headers only.
@@ -179,10 +237,11 @@ class Checkpoint:
         files = sorted(Path(directory).glob("*.safetensors"))
         if not files:
             raise ModelError(f"{str(directory)!r} holds no *.safetensors file; save the model as safetensors")
-        self._where: dict[str, Any] = {}
+        self._where: dict[str, tuple[Any, str, tuple[slice | int, ...]]] = {}
         for file in files:
             handle = safe_open(str(file), framework="pt")
-            self._where.update(dict.fromkeys(_keys(handle), handle))
+            for name in _keys(handle):
+                self._where.update(_per_expert(name, handle) or {name: (handle, name, ())})
 
     def names(self) -> set[str]:
         """Names of the tensors."""
@@ -196,7 +255,8 @@ class Checkpoint:
         """
         if name not in self._where:
             raise ModelError(f"the student's safetensors lack {name!r}")
-        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        handle, stored, at = self._where[name]
+        tensor: torch.Tensor = handle.get_slice(stored)[at] if at else handle.get_tensor(stored)
         return tensor
 
 
@@ -219,7 +279,7 @@ def load(model: torch.nn.Module, arch: Architecture, layout: Layout, directory: 
             )
         place.parameter.copy_(piece)
         _mark(place)
-        used.update(place.parts)
+        used.update(place.parts, *place.others)
     unused = source.names() - used
     if layout.pp_size == 1 and (unused - {HEAD} if arch.tied else unused):
         raise ModelError(f"the student's safetensors hold tensors this model does not use: {', '.join(sorted(unused))}")
@@ -248,10 +308,24 @@ def gather(place: Place, layout: Layout) -> torch.Tensor:
 def export_tensors(
     model: torch.nn.Module, arch: Architecture, layout: Layout, take: Callable[[str, torch.Tensor], None]
 ) -> None:
-    """Give every Hugging Face tensor of this pipeline stage to ``take``, on the CPU. Collective over TP ranks."""
+    """Give every Hugging Face tensor of this pipeline stage to ``take``, on the CPU.
+
+    Collective over tensor- and expert-parallel ranks; all of them are given the same.
+    """
     for place in places(model, arch, layout):
         full = gather(place, layout)
         if place.copy:
             continue
-        for name, tensor in zip(place.parts, part(full, place.cut, arch), strict=True):
-            take(name, tensor.contiguous().cpu())
+        for names, tensor in _everyones(place, full):
+            for name, piece in zip(names, part(tensor, place.cut, arch), strict=True):
+                take(name, piece.contiguous().cpu())
+
+
+def _everyones(place: Place, full: torch.Tensor) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """The tensors that expert-parallel ranks hold at a place, with the names of their parts."""
+    if len(place.others) < 2:
+        yield place.parts, full
+        return
+    shards = [torch.empty_like(full) for _ in place.others]
+    dist.all_gather(shards, full.contiguous(), group=parallel_state.get_expert_model_parallel_group())
+    yield from zip(place.others, shards, strict=True)
