@@ -64,6 +64,10 @@ def _digest(name: str, tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
+def _leave(name: str, tensor: torch.Tensor) -> None:
+    """Another rank writes this tensor."""
+
+
 def write_weights(
     model: torch.nn.Module,
     arch: Architecture,
@@ -85,9 +89,11 @@ def write_weights(
     """
     aside = _begin(target, layout)
     tensors: dict[str, torch.Tensor] = {}
-    adapter.export_tensors(model, arch, layout, tensors.__setitem__)
+    writes = layout.tp_rank == 0 and layout.dp_rank == 0 and layout.cp_rank == 0
+    # All ranks put tensors together; were they all to keep them, a host would hold as many models as it has ranks.
+    adapter.export_tensors(model, arch, layout, tensors.__setitem__ if writes else _leave)
     digests: dict[str, str] = {}
-    if layout.tp_rank == 0 and layout.dp_rank == 0:
+    if writes:
         file = aside / _file_name(layout)
         save_file(tensors, str(file), metadata={"format": "pt"})
         file.chmod(0o644)  # engines may run as another user
