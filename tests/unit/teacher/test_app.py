@@ -139,7 +139,7 @@ async def test_forced_logprobs_over_http(tmp_path: Path) -> None:
     deps = await build_deps(Config.model_validate(settings), broker)
     body = {"prompt_ids": [0, 1], "response_ids": [2, 3], "top_k": 2}
     async with AsyncClient(transport=ASGITransport(make_app(deps)), base_url="http://test") as http:
-        nothing = {"probed": False, "needed": True, "problem": None, "control": None}
+        nothing = {"probed": False, "needed": True, "problem": None, "problem_reason": None, "control": None}
         assert (await http.get("/v1/prm")).json() == {"teacher": nothing}
         reply = await http.post("/v1/forced_logprobs", json=body)
         assert (reply.status_code, reply.json()["detail"]["reason"]) == (503, "prm_engine")

@@ -11,7 +11,14 @@ import pytest
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_teacher.engine import TeacherEngine
-from hintloop_teacher.errors import MisalignedError, MissingError, ProbeError, TooLongError, UnsupportedError
+from hintloop_teacher.errors import (
+    MisalignedError,
+    MissingError,
+    ProbeError,
+    ProbeReason,
+    TooLongError,
+    UnsupportedError,
+)
 from hintloop_teacher.http import EngineClient, Patience
 from hintloop_teacher.probe import ProbeReport, probe
 from hintloop_teacher.scoring import ForcedScorer
@@ -170,22 +177,25 @@ async def test_engines_that_cannot_begin_late_are_asked_once() -> None:
     ],
 )
 async def test_what_is_wrong_is_refused_with_the_reason(kind: str, flaw: str, words: str) -> None:
-    with pytest.raises(ProbeError, match=words):
+    with pytest.raises(ProbeError, match=words) as caught:
         async with probed(WireEngine(kind, flaws={flaw})):
             pass
+    assert caught.value.reason is (ProbeReason.SHIFTED if flaw == "shifted" else ProbeReason.NO_SCORES)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_another_tokenizer_is_refused(kind: str) -> None:
-    with pytest.raises(ProbeError, match="encodes 'Hello, world'… otherwise"):
+    with pytest.raises(ProbeError, match="encodes 'Hello, world'… otherwise") as caught:
         async with probed(WireEngine(kind, flaws={"other tokenizer"})):
             pass
+    assert caught.value.reason is ProbeReason.VOCABULARY
 
 
 async def test_too_many_candidates() -> None:
-    with pytest.raises(ProbeError, match=r"refuses 21 candidates.*topk_opd\.top_k"):
+    with pytest.raises(ProbeError, match=r"refuses 21 candidates.*topk_opd\.top_k") as caught:
         async with probed(WireEngine("vllm"), 21):
             pass
+    assert caught.value.reason is ProbeReason.TOP_K
     async with probed(WireEngine("vllm", max_top_k=0), 0) as (_, report):
         assert report.limits is not None and report.limits.max_top_k == 0
 
@@ -243,9 +253,10 @@ async def test_a_chat_api_that_echoes_ids_scores_conversations() -> None:
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_the_wanted_model_must_be_served(kind: str) -> None:
-    with pytest.raises(ProbeError, match=r"prm\.teacher_model 'other' is not served.*served are teacher"):
+    with pytest.raises(ProbeError, match=r"prm\.teacher_model 'other' is not served.*served are teacher") as caught:
         async with probed(WireEngine(kind), teacher_model="other"):
             pass
+    assert caught.value.reason is ProbeReason.MODEL
     async with probed(WireEngine(kind), teacher_model="teacher") as (_, report):
         assert report.model == "teacher"
 
@@ -275,7 +286,8 @@ async def test_an_engine_that_comes_back_as_another_is_not_taught_by() -> None:
         engine.status = 200
         engine.flaws = {"other tokenizer"}
         assert not await teacher.ready()
-        assert teacher.problem is not None and "otherwise than the student's" in teacher.problem
+        assert teacher.problem is not None and "otherwise than the student's" in str(teacher.problem)
+        assert teacher.problem.reason is ProbeReason.VOCABULARY
         engine.flaws = set()
         assert await teacher.ready()
         assert teacher.problem is None

@@ -96,11 +96,13 @@ def prm_part(deps: TeacherDeps) -> dict[str, Any]:
     report = deps.engine.report
     found = {} if report is None else report.as_dict()
     control = None if deps.control is None else deps.control.as_dict()
+    problem = deps.engine.problem
     return {
         "probed": report is not None,
         "needed": deps.needs.prm_engine,
         **found,
-        "problem": deps.engine.problem,
+        "problem": None if problem is None else str(problem),
+        "problem_reason": None if problem is None else str(problem.reason),
         "control": control,
     }
 

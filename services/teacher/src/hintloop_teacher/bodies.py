@@ -137,6 +137,7 @@ PRM_EXAMPLE: dict[str, Any] = {
             "chunks": "answers of more than 1024 tokens (prm.score_chunk_tokens) take several requests",
         },
         "problem": None,
+        "problem_reason": None,
         "control": None,
     }
 }

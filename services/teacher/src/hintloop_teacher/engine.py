@@ -30,7 +30,7 @@ class TeacherEngine:
         self._top_k = top_k
         self._scorer: ForcedScorer | None = None
         self._report: ProbeReport | None = None
-        self._problem: str | None = None
+        self._problem: ProbeError | None = None
         self._probed = -math.inf
         self._probing = asyncio.Lock()
         self._log = structlog.get_logger()
@@ -48,7 +48,7 @@ class TeacherEngine:
         return self._report
 
     @property
-    def problem(self) -> str | None:
+    def problem(self) -> ProbeError | None:
         """Why the engine that stands there now cannot teach, or ``None``."""
         return self._problem
 
@@ -79,7 +79,7 @@ class TeacherEngine:
         try:
             scorer, report = await probe(self._client, self._section, self.vocabulary, self._top_k)
         except ProbeError as error:
-            self._problem = str(error)
+            self._problem = error
             raise
         self._scorer, self._report, self._problem = scorer, report, None
         self._probed = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from hintloop_contract.errors import HintloopError
 from hintloop_contract.messages import DropReason
 
@@ -19,8 +21,23 @@ class RefusedError(HintloopError):
         self.text = text
 
 
+class ProbeReason(StrEnum):
+    """What a PRM engine that cannot teach fails at; shown by ``GET /v1/prm`` for programs to read."""
+
+    NO_SCORES = "no_scores"  # it gives no log-probabilities of given tokens
+    SHIFTED = "shifted"  # they belong to other tokens than those asked
+    VOCABULARY = "vocabulary"  # its vocabulary or special ids differ from the student's, or cannot be seen
+    TOP_K = "top_k"  # it gives fewer candidates than the method needs, or wrong ones
+    MODEL = "model"  # the teacher's model is not served there
+    ADDRESS = "address"  # no inference engine answers at the address
+
+
 class ProbeError(HintloopError):
     """The PRM engine cannot serve as teacher; the message says why and what to change."""
+
+    def __init__(self, message: str, reason: ProbeReason = ProbeReason.NO_SCORES) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class UnsupportedError(HintloopError):

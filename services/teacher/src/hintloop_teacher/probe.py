@@ -18,7 +18,7 @@ from hintloop_teacher.dialects.chat import CANNOT, ChatDialect
 from hintloop_teacher.dialects.openai import OpenAiDialect
 from hintloop_teacher.dialects.sglang import SglangDialect
 from hintloop_teacher.dialects.vllm import VllmDialect
-from hintloop_teacher.errors import ProbeError, RefusedError, TeachError, UnsupportedError
+from hintloop_teacher.errors import ProbeError, ProbeReason, RefusedError, TeachError, UnsupportedError
 from hintloop_teacher.http import EngineClient
 from hintloop_teacher.limits import REPEAT_TOLERANCE, Limits, find_limits, probe_ids
 from hintloop_teacher.scoring import ForcedScorer
@@ -149,7 +149,8 @@ def _trusted(section: PrmSection, vocabulary: Vocabulary) -> bool:
     if not same_tokenizer(read_tokenizer(path, "prm.teacher_tokenizer_path"), vocabulary.tokenizer):
         raise ProbeError(
             f"prm.teacher_tokenizer_path {path!r} differs from the student's tokenizer; teacher and student must "
-            "share vocabulary and special ids: take a teacher of the student's family"
+            "share vocabulary and special ids: take a teacher of the student's family",
+            ProbeReason.VOCABULARY,
         )
     return True
 
@@ -164,7 +165,8 @@ async def _check_vocabulary(scorer: ForcedScorer, vocabulary: Vocabulary, truste
         if theirs != vocabulary.encode(text):
             raise ProbeError(
                 f"the PRM engine's model {scorer.facts.model!r} encodes {text[:30]!r}… otherwise than the student's "
-                "tokenizer; teacher and student must share vocabulary and special ids"
+                "tokenizer; teacher and student must share vocabulary and special ids",
+                ProbeReason.VOCABULARY,
             )
     return "equal to the student's"
 
@@ -174,7 +176,10 @@ def _unproven(scorer: ForcedScorer, trusted: bool) -> str:
         return "equal to the student's by prm.teacher_tokenizer_path"
     if scorer.dialect.proves_ids:
         return "proven by echoed ids alone"
-    raise ProbeError("the PRM engine's vocabulary cannot be seen; set prm.teacher_tokenizer_path to its tokenizer")
+    raise ProbeError(
+        "the PRM engine's vocabulary cannot be seen; set prm.teacher_tokenizer_path to its tokenizer",
+        ProbeReason.VOCABULARY,
+    )
 
 
 async def _check_alignment(scorer: ForcedScorer) -> str:
@@ -186,11 +191,16 @@ async def _check_alignment(scorer: ForcedScorer) -> str:
     other = [*ids[1:-1], (ids[-1] + 1) % scorer.vocabulary_size]
     changed = (await _scored(scorer, ids[:1], other, 0)).logprobs
     if float(np.abs(whole[middle - 1 :] - later).max()) > REPEAT_TOLERANCE:
-        raise ProbeError("the same tokens score differently when the scored part starts later: scores are shifted")
+        raise ProbeError(
+            "the same tokens score differently when the scored part starts later: scores are shifted",
+            ProbeReason.SHIFTED,
+        )
     if float(np.abs(whole[:-1] - changed[:-1]).max()) > REPEAT_TOLERANCE:
-        raise ProbeError("changing the last token changes the scores of those before it: scores are shifted")
+        raise ProbeError(
+            "changing the last token changes the scores of those before it: scores are shifted", ProbeReason.SHIFTED
+        )
     if float(whole[-1]) == float(changed[-1]):
-        raise ProbeError("changing the last token leaves its score as it was: scores are shifted")
+        raise ProbeError("changing the last token leaves its score as it was: scores are shifted", ProbeReason.SHIFTED)
     return "aligned"
 
 
@@ -207,7 +217,8 @@ async def _check_top_k(scorer: ForcedScorer, top_k: int) -> str:
         if abs(found - said) > REPEAT_TOLERANCE:
             raise ProbeError(
                 f"the engine's best candidate {best} has log-probability {said:.4f} among the candidates and "
-                f"{found:.4f} when it is scored: the candidates are not of the scored tokens"
+                f"{found:.4f} when it is scored: the candidates are not of the scored tokens",
+                ProbeReason.TOP_K,
             )
     return f"{top_k} candidates"
 
@@ -223,7 +234,8 @@ async def _scored(scorer: ForcedScorer, prompt: list[int], response: list[int], 
         if top_k:
             raise ProbeError(
                 f"the PRM engine refuses {top_k} candidates per token ({error.text[:160]}); lower topk_opd.top_k, or "
-                "raise the engine's limit (vLLM: --max-logprobs)"
+                "raise the engine's limit (vLLM: --max-logprobs)",
+                ProbeReason.TOP_K,
             ) from error
         raise ProbeError(f"the PRM engine refuses to score given tokens: {error}") from error
 
@@ -236,7 +248,8 @@ async def _scored_or_too_many(scorer: ForcedScorer, prompt: list[int], response:
     except DependencyError as error:
         raise ProbeError(
             f"the PRM engine scores given tokens, but fails when {top_k} candidates per token are asked, too "
-            f"({error.detail:.160}); lower topk_opd.top_k"
+            f"({error.detail:.160}); lower topk_opd.top_k",
+            ProbeReason.TOP_K,
         ) from error
 
 
@@ -247,10 +260,16 @@ async def _chat_checks(dialect: ChatDialect, facts: EngineFacts, vocabulary: Voc
     for answer, entries in zip(asked[1:], found, strict=True):
         text = vocabulary.decode([token for token, _ in entries if token is not None])
         if asked[0] not in text or answer not in text.split(asked[0], 1)[1]:
-            raise ProbeError(f"{CANNOT}. It echoes ids which in the student's tokenizer do not read {answer!r}")
+            raise ProbeError(
+                f"{CANNOT}. It echoes ids which in the student's tokenizer do not read {answer!r}",
+                ProbeReason.VOCABULARY,
+            )
     for (token, value), (other, again) in zip(*found, strict=False):
         if token != other:
             break
         if value is not None and again is not None and abs(value - again) > REPEAT_TOLERANCE:
-            raise ProbeError("changing the last word changes the scores of the tokens before it: scores are shifted")
+            raise ProbeError(
+                "changing the last word changes the scores of the tokens before it: scores are shifted",
+                ProbeReason.SHIFTED,
+            )
     return {"vocabulary": "proven by echoed ids alone", "forced_scoring": "whole conversations, checked by their ids"}

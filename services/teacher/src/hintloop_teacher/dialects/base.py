@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hintloop_teacher.errors import MissingError, ProbeError, RefusedError, UnsupportedError
+from hintloop_teacher.errors import MissingError, ProbeError, ProbeReason, RefusedError, UnsupportedError
 from hintloop_teacher.forced import RawScores
 from hintloop_teacher.http import EngineClient
 
@@ -131,15 +131,19 @@ async def listed_model(client: EngineClient, wanted: str) -> tuple[str, int | No
     except RefusedError as error:
         if wanted and error.status in (404, 405):
             return wanted, None
-        raise ProbeError(f"prm.prm_url: {error}; is this the base address of an inference engine?") from error
+        raise ProbeError(
+            f"prm.prm_url: {error}; is this the base address of an inference engine?", ProbeReason.ADDRESS
+        ) from error
     data = body.get("data")
     rows = [row for row in data if isinstance(row, dict) and "id" in row] if isinstance(data, list) else []
     if not rows:
-        raise ProbeError(f"{client.root_url}/v1/models names no model; set prm.teacher_model")
+        raise ProbeError(f"{client.root_url}/v1/models names no model; set prm.teacher_model", ProbeReason.MODEL)
     row = next((row for row in rows if row.get("id") == wanted), None) if wanted else rows[0]
     if row is None:
         served = ", ".join(str(row.get("id")) for row in rows)
-        raise ProbeError(f"prm.teacher_model {wanted!r} is not served at {client.root_url}; served are {served}")
+        raise ProbeError(
+            f"prm.teacher_model {wanted!r} is not served at {client.root_url}; served are {served}", ProbeReason.MODEL
+        )
     length = row.get("max_model_len")
     return str(row["id"]), length if isinstance(length, int) else None
 
