@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from hintloop_contract.config.layout import LayoutKeys
+from hintloop_contract.config.method import LossKeys
 from hintloop_contract.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 
 
@@ -24,7 +25,7 @@ class ModelSection(Section):
     """Longest prompt + response, in tokens; longer samples drop as `too_long`."""
 
 
-class TrainingSection(LayoutKeys):
+class TrainingSection(LayoutKeys, LossKeys):
     """The optimizer step."""
 
     engine: Literal["megatron"] = "megatron"
@@ -45,18 +46,6 @@ class TrainingSection(LayoutKeys):
     """AdamW beta 2."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
-    ppo_clip_epsilon: PositiveFloat = 0.2
-    """PPO clip on both sides, unless `ppo_clip_epsilon_high` is given."""
-    ppo_clip_epsilon_high: PositiveFloat | None = None
-    """Upper PPO clip."""
-    kl_coef: NonNegativeFloat = 0.0
-    """Coefficient of the reference KL; not 0 under OPD is refused unless `force_kl`."""
-    force_kl: bool = False
-    """Accept `kl_coef` under OPD, whose teacher term already is a KL."""
-    loss_reduction: Literal["token_mean", "sample_mean"] = "token_mean"
-    """Divide by the trained tokens, or by the samples, of the whole batch."""
-    tis_cap: PositiveFloat | None = 2.0
-    """Cap of truncated importance sampling; null switches it off."""
     max_staleness_steps: Positive = 4
     """Samples made by weights more than this many versions behind drop as `stale`."""
     allow_mixed_version: bool = False
@@ -73,37 +62,6 @@ class TrainingSection(LayoutKeys):
     """Stop after this many optimizer steps."""
     seed: int = 1234
     """Seed of the trainer."""
-    use_custom_loss: bool = False
-    """False says that no path is set here; the advantage section's still counts."""
-    custom_loss_path: str | None = None
-    """Python file that defines `compute_loss`."""
-
-
-class AdvantageSection(Section):
-    """The learning method."""
-
-    estimator: Literal["on_policy_distillation", "grpo", "combine"] = "on_policy_distillation"
-    """OPD, binary RL, or both."""
-    gamma: float = 1.0
-    """Must be 1.0: a turn is one action."""
-    lam: float = 1.0
-    """Must be 1.0: there is no value model."""
-    w_rl: NonNegativeFloat = 1.0
-    """Weight of the score under `combine`."""
-    w_opd: NonNegativeFloat = 1.0
-    """Weight of the teacher term under `combine`."""
-    custom_loss_function_path: str | None = None
-    """Python file that defines `compute_loss`."""
-
-    @field_validator("gamma", "lam")
-    @classmethod
-    def _one(cls, value: float) -> float:
-        if value != 1.0:
-            raise ValueError(
-                f"{value} is refused: each turn is one action with its own signal, so there is nothing to discount "
-                "and no value model to bootstrap from; set 1.0"
-            )
-        return value
 
 
 class PublishingSection(Section):
@@ -111,10 +69,12 @@ class PublishingSection(Section):
 
     weights_dir: Path = Path(".hintloop/weights")
     """Volume mounted at the same path for trainer and engines."""
+    transport: Literal["disk", "process_group"] = "disk"
+    """How running engines get new weights: they read `weights_dir`, or receive them over gloo or NCCL."""
     keep_versions: Positive = 2
     """Newest versions kept, the current one among them; those that an engine reports stay as well."""
     timeout_s: PositiveFloat = 120.0
-    """Longest single call to an engine."""
+    """Longest single call to an engine, and longest wait for it in a process group."""
     probe_tolerance: PositiveFloat | None = None
     """Largest difference between engine and trainer on the probe's mean log-probability; by dtype when null."""
     reconcile_interval_s: PositiveFloat = 3.0

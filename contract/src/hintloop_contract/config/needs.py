@@ -17,7 +17,10 @@ from hintloop_contract.errors import ConfigError
 REQUIREMENTS = ("score", "teacher_logprobs", "teacher_topk")
 
 #: Built-in custom losses by file name; they are named with any directory before it.
-BUILT_IN_LOSSES: dict[str, frozenset[str]] = {"topk_reverse_kl.py": frozenset({"teacher_topk"})}
+BUILT_IN_LOSSES: dict[str, frozenset[str]] = {
+    "topk_reverse_kl.py": frozenset({"teacher_topk"}),
+    "topk_ppo_clip.py": frozenset({"teacher_topk"}),
+}
 
 
 @dataclass(frozen=True, slots=True)

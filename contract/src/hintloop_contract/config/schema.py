@@ -9,8 +9,9 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from hintloop_contract.config.gate import GateSection
-from hintloop_contract.config.learning import AdvantageSection, ModelSection, PublishingSection, TrainingSection
+from hintloop_contract.config.learning import ModelSection, PublishingSection, TrainingSection
 from hintloop_contract.config.lora import LoraSection
+from hintloop_contract.config.method import AdvantageSection
 from hintloop_contract.config.metrics import MetricsSection
 from hintloop_contract.config.operations import LoggingSection, RedisSection, TracingSection
 from hintloop_contract.config.section import Section, http_address

@@ -47,14 +47,15 @@ class Example:
     """Temperature at which ``behaviour_T`` can be recomputed; ``None`` when it cannot (truncated sampling)."""
     corrected: bool
     """Whether truncated importance sampling applies."""
-    score: float | None
-    """As the judge gave it, or relative to other answers to the same prompt."""
+    score: int | None
     teacher_T: torch.Tensor | None
     topk_ids_TK: torch.Tensor | None
     topk_logprobs_TK: torch.Tensor | None
     tail_T: torch.Tensor | None
     hinted_P: torch.Tensor | None = None
     """The prompt with its hint, where the answer is scored here or from here."""
+    relative: float | None = None
+    """The score against those of other answers to the same prompt, in standard deviations, where there are others."""
 
     @property
     def num_tokens(self) -> int:
@@ -101,10 +102,14 @@ def _tensor(packed: PackedArray, dtype: torch.dtype, name: str, shape: tuple[int
     return from_dlpack(array).to(dtype)
 
 
-def _checked_logprobs(packed: PackedArray, name: str, shape: tuple[int | None, ...]) -> torch.Tensor:
+def _checked_logprobs(
+    packed: PackedArray, name: str, shape: tuple[int | None, ...], *, impossible: bool = False
+) -> torch.Tensor:
+    """``impossible``: minus infinity is a value, as it is for tokens that nobody sampled."""
     values = _tensor(packed, torch.float32, name, shape)
     # A sum in float16 or float32 can come out a little above the certain event.
-    if not bool(torch.isfinite(values).all()) or bool((values > 1e-3).any()):
+    known = ~values.isnan() if impossible else torch.isfinite(values)
+    if not bool((known & (values <= 1e-3)).all()):
         raise SampleError(f"{name} holds a value that is no log-probability (not finite, or positive)")
     return values
 
@@ -151,7 +156,7 @@ def _read_hinted(sample: Sample, vocab_size: int) -> torch.Tensor | None:
     return ids
 
 
-def _read_topk(sample: Sample, length: int, vocab_size: int) -> dict[str, torch.Tensor | None]:
+def _read_topk(sample: Sample, length: int, vocab_size: int) -> dict[str, Any]:
     arrays = (sample.teacher_topk_ids, sample.teacher_topk_logprobs, sample.teacher_tail_logprobs)
     if all(array is None for array in arrays):
         return {"topk_ids_TK": None, "topk_logprobs_TK": None, "tail_T": None}
@@ -164,8 +169,9 @@ def _read_topk(sample: Sample, length: int, vocab_size: int) -> dict[str, torch.
     shape = tuple(ids_TK.shape)
     return {
         "topk_ids_TK": ids_TK,
-        "topk_logprobs_TK": _checked_logprobs(logprobs, "teacher_topk_logprobs", shape),
-        "tail_T": _tensor(tail, torch.float32, "teacher_tail_logprobs", (length,)),
+        "topk_logprobs_TK": _checked_logprobs(logprobs, "teacher_topk_logprobs", shape, impossible=True),
+        # No mass outside the candidates is what a whole vocabulary of them leaves.
+        "tail_T": _checked_logprobs(tail, "teacher_tail_logprobs", (length,), impossible=True),
     }
 
 

@@ -6,6 +6,7 @@ Legend: S = positions, B = sequences, H = hidden size, N = trained tokens of a m
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +25,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from hintloop_trainer import batch as batching
 from hintloop_trainer import own_teacher, reference
 from hintloop_trainer.batch import Example, MicroBatch
-from hintloop_trainer.errors import ModelError, TrainingError
+from hintloop_trainer.errors import LossError, ModelError, TrainingError
+from hintloop_trainer.groups import relative_scores
 from hintloop_trainer.megatron import adapter, cpu, export, logprobs, lora, model, optimizer, weights
 from hintloop_trainer.megatron.parallel import Layout
-from hintloop_trainer.objective import Objective, Old, old_from
+from hintloop_trainer.metrics.work import Meter, Work
+from hintloop_trainer.objective import Effective, Objective, Old, old_from
 from hintloop_trainer.tally import Moments, Tally
 from hintloop_trainer.traces import TokenTrace
 
@@ -51,13 +54,12 @@ class StepResult:
     grad_norm: float
     num_tokens: int
     """Trained tokens."""
-    num_read: int
-    """Prompt and response tokens."""
+    work: Work
     tally: Tally
     traces: list[TokenTrace]
     """What the teacher said of every token, when that is kept."""
     seconds: dict[str, float]
-    effective: dict[str, float | str | None]
+    effective: Effective
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class Output:
     tally: Tally
     loss: Moments
     traces: list[TokenTrace]
+    effective: Effective
+    error: str = ""
+    """What the loss did wrong, and nothing else."""
 
 
 class Learner:
@@ -98,6 +103,7 @@ class Learner:
         own = config.prm.teacher_source == "trainer" and objective.wants_teacher
         self.own_teacher = own_teacher.make(config, self.arch, layout, self.dtype, self.model) if own else None
         self.reference = reference.make(self)
+        self._meter = Meter(config, self.arch)
         self._plans: list[Planned] = []
 
     def begin(self, collection: list[list[bytes]]) -> None:
@@ -119,6 +125,7 @@ class Learner:
     def _plan(self, encoded: list[bytes]) -> Planned:
         decoder = msgspec.msgpack.Decoder(Sample)
         examples = [batching.read_example(decoder.decode(item), self.arch.vocab_size) for item in encoded]
+        examples = relative_scores(examples, self.objective.group_size)
         mine = batching.share(examples, self.layout.dp_rank, self.layout.dp_size)
         batches = batching.divide(
             mine,
@@ -133,6 +140,7 @@ class Learner:
 
         Raises:
             TrainingError: the loss or the gradient is not finite; the weights are as they were.
+            LossError: the loss does not do what is expected of it; the weights are as they were.
         """
         plan = self._plans[index]
         started = time.perf_counter()
@@ -140,7 +148,7 @@ class Learner:
         self.optimizer.zero_grad()
         olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
         outputs = self._run(list(zip(plan.batches, olds, strict=True)), self._forward_loss, forward_only=False)
-        tally, loss, traces = self._sum_up(outputs)
+        tally, loss, traces, effective = self._sum_up(outputs)
         if loss.count and not math.isfinite(loss.total):
             raise TrainingError(f"the loss is {loss.total}; no step was made")
         computed = time.perf_counter()
@@ -150,23 +158,25 @@ class Learner:
         if self.own_teacher is not None:
             self.own_teacher.follow(self.model)
         finished = time.perf_counter()
-        counts = torch.tensor([sum(e.num_tokens for b in plan.batches for e in b.examples)], device=cpu.device())
-        dist.all_reduce(counts, group=_data_group())
         return StepResult(
             loss=loss.total / loss.count,
             grad_norm=grad_norm,
             num_tokens=tally.of("entropy").count,
-            num_read=int(counts.item()),
+            work=self._meter.measure(plan.batches, finished - started),
             tally=tally,
             traces=traces,
             seconds={"forward_backward": computed - started, "optimizer": finished - computed},
             effective={
-                **self.objective.effective(),
+                **effective,
                 "learning_rate": optimizer.learning_rate(self.optimizer),
                 "weight_decay": optimizer.weight_decay(self.optimizer),
                 "grad_clip": self.config.training.grad_clip,
             },
         )
+
+    def trace(self, wanted: bool) -> None:
+        """Whether what the teacher says of every token is kept in the steps to come."""
+        self.objective = dataclasses.replace(self.objective, traced=wanted)
 
     def _check_gradient(self) -> None:
         """Megatron looks for values that are not finite only when it scales the loss; here all ranks always do."""
@@ -222,10 +232,16 @@ class Learner:
         return self._hidden(network, batch), partial(self._loss, batch, old)
 
     def _loss(self, batch: MicroBatch, old: Old | None, hidden_SBH: torch.Tensor) -> tuple[Any, Any, Any]:
-        found = self.objective.evaluate(batch, self._scores(batch, hidden_SBH), old)
+        scores = self._scores(batch, hidden_SBH)
+        try:
+            found = self.objective.evaluate(batch, scores, old)
+        except LossError as error:
+            # The other ranks wait in the schedule: it is gone through, and then all of them raise.
+            count = torch.ones((), dtype=torch.int, device=hidden_SBH.device)
+            return scores.logprobs_N.sum() * 0.0, count, Output(Tally(), Moments(), [], {}, str(error))
         share = Moments(count=found.count, total=float(found.total.detach()))
         count = torch.tensor(found.count, dtype=torch.int, device=found.total.device)
-        return found.total, count, Output(found.tally, share, found.traces)
+        return found.total, count, Output(found.tally, share, found.traces, found.effective)
 
     @torch.no_grad()
     def read_rows(
@@ -256,18 +272,21 @@ class Learner:
         missing = torch.empty(0)
         return found or [Old(missing, missing) for _ in batches]
 
-    def _sum_up(self, outputs: list[Output]) -> tuple[Tally, Moments, list[TokenTrace]]:
-        """Metrics, loss and traces over all data-parallel ranks, on every rank."""
+    def _sum_up(self, outputs: list[Output]) -> tuple[Tally, Moments, list[TokenTrace], Effective]:
+        """Metrics, loss, traces and coefficients over all data-parallel ranks, on every rank."""
         mine = outputs if self.layout.last_stage and self.layout.tp_rank == 0 else []
         everyone: list[list[Output]] = [mine] * self.layout.world_size
         if self.layout.world_size > 1:
             dist.all_gather_object(everyone, mine)
         found = [output for part in everyone for output in part]
+        for output in found:
+            if output.error:
+                raise LossError(output.error)
         loss = Moments()
         for output in found:
             loss.add(output.loss)
         traces = [trace for output in found for trace in output.traces]
-        return Tally().merge(output.tally for output in found), loss, traces
+        return Tally().merge(output.tally for output in found), loss, traces, found[0].effective
 
     def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability of every token after the first, at temperature 1, nats, ``[len - 1]``, on every rank."""
@@ -332,9 +351,3 @@ class Learner:
             adapter.restore(self.model, loaded)
         else:
             self.model.load_state_dict(loaded)
-
-
-def _data_group() -> Any:
-    from megatron.core import parallel_state
-
-    return parallel_state.get_data_parallel_group()

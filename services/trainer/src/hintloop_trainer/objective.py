@@ -13,14 +13,20 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
 
 from hintloop_trainer.advantages import Coefficients, compute_advantages_and_returns, teacher_term
-from hintloop_trainer.batch import MicroBatch
-from hintloop_trainer.errors import LossError
+from hintloop_trainer.batch import Example, MicroBatch
+from hintloop_trainer.errors import LossError, TrainingError
+from hintloop_trainer.losses import checking, trial
+from hintloop_trainer.losses.importance import Correction, correction_from, importance_weights
 from hintloop_trainer.losses.inputs import LossInputs, TokenLosses
 from hintloop_trainer.losses.loading import LoadedLoss
-from hintloop_trainer.losses.policy import tis_weights
+from hintloop_trainer.losses.regularisation import Estimator as KlEstimator
+from hintloop_trainer.losses.regularisation import kl_term
 from hintloop_trainer.megatron.logprobs import Scores
 from hintloop_trainer.tally import Tally
 from hintloop_trainer.traces import TokenTrace, read_traces
+
+#: Names of coefficients to their values.
+Effective = dict[str, float | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class Evaluation:
     count: int
     tally: Tally
     traces: list[TokenTrace]
+    effective: Effective
+    """The coefficients in force; ``None`` for those that the loss did not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +59,14 @@ class Objective:
     coefficients: Coefficients
     clip_low: float
     clip_high: float
-    tis_cap: float | None
+    correction: Correction
     per_sample: bool
     """Divide by samples instead of by tokens."""
+    group_size: int = 1
+    """Fewest answers to one prompt whose scores are normalised against one another; 1 never does."""
     kl_coef: float = 0.0
     """Of the KL to the reference policy; 0 needs no reference."""
+    kl_estimator: KlEstimator = "k3"
     entropy_coef: float = 0.0
     """Of the entropy bonus; other than 0 makes the entropy differentiable."""
     traced: bool = False
@@ -63,7 +74,7 @@ class Objective:
 
     @property
     def wants_candidates(self) -> bool:
-        """Whether the student is scored on the teacher's candidates."""
+        """Whether the student is scored on candidates."""
         return "teacher_topk" in self.loss.requires
 
     @property
@@ -73,36 +84,46 @@ class Objective:
             return bool(self.loss.requires & {"teacher_logprobs", "teacher_topk"})
         return self.coefficients.estimator != "grpo"
 
-    def effective(self) -> dict[str, float | str | None]:
-        """The coefficients in force, read from what the loss is given."""
-        return {
-            "loss": self.loss.source,
-            "estimator": self.coefficients.estimator,
-            "advantage_clip": self.coefficients.advantage_clip,
-            "w_rl": self.coefficients.w_rl,
-            "w_opd": self.coefficients.w_opd,
-            "clip_low": self.clip_low,
-            "clip_high": self.clip_high,
-            "tis_cap": self.tis_cap,
-            "loss_reduction": "sample_mean" if self.per_sample else "token_mean",
-        }
+    @property
+    def wants_scores(self) -> bool:
+        """Whether the judge's scores are learned from."""
+        if self.loss.custom:
+            return "score" in self.loss.requires
+        return self.coefficients.estimator != "on_policy_distillation"
+
+    def effective(self) -> Effective:
+        """The coefficients in force, as they are on made-up tokens; those of a step are in its :class:`Evaluation`."""
+        return trial.tried(self, top_k=1).effective
 
     def evaluate(self, batch: MicroBatch, scores: Scores, old: Old | None) -> Evaluation:
         """Losses and metrics of a micro-batch.
 
         Without ``old``, the policy before the step is the policy now: the values themselves, detached.
+
+        Raises:
+            LossError: the loss does not do what is expected of it.
         """
         before = old or old_from(scores)
         inputs, tally = self._inputs(batch, scores, before)
-        result = self.loss.compute(inputs)
-        if result.losses_N.shape != inputs.logprobs_N.shape:
-            raise LossError(
-                f"loss {self.loss.source} gave losses of shape {tuple(result.losses_N.shape)}, expected one for each "
-                f"of {batch.num_trained} tokens"
-            )
-        total, count = self._reduce(batch, result.losses_N)
+        turn_ids = [example.turn_id for example in batch.examples]
+        result, reads = checking.compute(self.loss, inputs, turn_ids)
+        total, count = self._reduce(batch, self._regularised(inputs, result.losses_N, tally))
         self._record(tally, batch, inputs, result)
-        return Evaluation(total, count, tally, read_traces(batch, inputs) if self.traced else [])
+        traces = read_traces(batch, inputs) if self.traced else []
+        return Evaluation(total, count, tally, traces, self._effective(inputs, reads))
+
+    def _regularised(self, inputs: LossInputs, losses_N: torch.Tensor, tally: Tally) -> torch.Tensor:
+        """The loss with what is added to it, each part counted."""
+        tally.add("loss_policy", losses_N)
+        if inputs.reference_tempered_N is not None:
+            kl_N = kl_term(self.kl_estimator, inputs.tempered_N, inputs.old_tempered_N, inputs.reference_tempered_N)
+            tally.add("kl", kl_N)
+            tally.add("loss_kl", self.kl_coef * kl_N)
+            losses_N = losses_N + self.kl_coef * kl_N
+        if self.entropy_coef:
+            tally.add("loss_entropy", -self.entropy_coef * inputs.entropy_N)
+            losses_N = losses_N - self.entropy_coef * inputs.entropy_N
+        return losses_N
 
     def _reduce(self, batch: MicroBatch, losses_N: torch.Tensor) -> tuple[torch.Tensor, int]:
         if not self.per_sample:
@@ -110,12 +131,38 @@ class Objective:
         lengths = torch.tensor([example.num_trained for example in batch.examples], device=losses_N.device)
         return (losses_N / lengths[batch.sample_N]).sum(), len(batch.examples)
 
+    def _effective(self, inputs: LossInputs, reads: frozenset[str]) -> Effective:
+        """From what the loss was given and has read: a coefficient that it left alone has no effect and says so."""
+        estimator = self.coefficients.estimator
+        # Teacher terms stand in where a custom loss has no other advantages.
+        taught = "advantages_N" in reads and inputs.advantages_N is not None and inputs.teacher_logprobs_N is not None
+        combined = "advantages_N" in reads and estimator == "combine"
+        corrected = "tis_weights_N" in reads and self.correction.kind != "off"
+        masked = corrected and self.correction.kind == "mask"
+        kl = inputs.reference_tempered_N is not None
+        bounded = "advantage_clip" in reads or (taught and (estimator != "grpo" or self.loss.custom))
+        return {
+            "loss": self.loss.source,
+            "estimator": estimator,
+            "advantage_clip": inputs.advantage_clip if bounded else None,
+            "w_rl": self.coefficients.w_rl if combined else None,
+            "w_opd": self.coefficients.w_opd if combined else None,
+            "group_size": self.group_size if "advantages_N" in reads and self.group_size > 1 else None,
+            "clip_low": inputs.clip_low if "clip_low" in reads else None,
+            "clip_high": inputs.clip_high if "clip_high" in reads else None,
+            "is_correction": self.correction.kind if corrected else "off",
+            "tis_cap": self.correction.cap if corrected else None,
+            "tis_floor": self.correction.floor if masked else None,
+            "kl_coef": self.kl_coef if kl else 0.0,
+            "kl_estimator": self.kl_estimator if kl else None,
+            "entropy_coef": self.entropy_coef,
+            "loss_reduction": "sample_mean" if self.per_sample else "token_mean",
+        }
+
     def _inputs(self, batch: MicroBatch, scores: Scores, old: Old) -> tuple[LossInputs, Tally]:
         device = scores.logprobs_N.device
         teacher_N = _optional_tokens([example.teacher_T for example in batch.examples], batch, device)
-        score_values = [float("nan") if e.score is None else float(e.score) for e in batch.examples]
-        scores_N = torch.tensor(score_values, device=device)[batch.sample_N]
-        advantages_N = self._advantages(old, teacher_N, scores_N)
+        advantages_N = self._advantages(old, teacher_N, _scores([_signal(e) for e in batch.examples], batch, device))
         weights_N, tally = self._importance(batch, old)
         if teacher_N is not None:
             tally.add("teacher_minus_student", (teacher_N - old.logprobs_N)[~teacher_N.isnan()])
@@ -131,15 +178,25 @@ class Objective:
             sample_N=batch.sample_N,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
-            scores_N=scores_N,
+            advantage_clip=self.coefficients.advantage_clip,
+            scores_N=_scores([e.score for e in batch.examples], batch, device),
             teacher_logprobs_N=teacher_N,
             candidates_NK=scores.candidates_NK,
+            old_candidates_NK=old.candidates_NK,
             teacher_candidates_NK=_rows(batch, "topk_logprobs_TK", device) if teacher_topk else None,
             teacher_tail_N=_rows(batch, "tail_T", device) if teacher_topk else None,
+            reference_tempered_N=self._reference(batch),
         ), tally
 
+    def _reference(self, batch: MicroBatch) -> torch.Tensor | None:
+        if not self.kl_coef:
+            return None
+        if batch.reference_N is None:
+            raise TrainingError("training.kl_coef is not 0, but the reference said nothing of a batch")
+        return batch.reference_N
+
     def _advantages(self, old: Old, teacher_N: torch.Tensor | None, scores_N: torch.Tensor) -> torch.Tensor | None:
-        # A loss over the teacher's candidates learns from the teacher alone, whatever the estimator's own signal is.
+        # A loss over candidates learns from the teacher alone, whatever the estimator's own signal is.
         if self.loss.custom and (self.wants_candidates or not self._estimable(teacher_N, scores_N)):
             if teacher_N is None or bool(teacher_N.isnan().any()):
                 return None
@@ -150,14 +207,13 @@ class Objective:
         return advantages_N
 
     def _estimable(self, teacher_N: torch.Tensor | None, scores_N: torch.Tensor) -> bool:
-        scored = not bool(scores_N.isnan().any())
-        taught = teacher_N is not None and not bool(teacher_N.isnan().any())
-        return {"grpo": scored, "on_policy_distillation": taught, "combine": scored and taught}[
-            self.coefficients.estimator
-        ]
+        scored_N = ~scores_N.isnan()
+        taught_N = torch.zeros_like(scored_N) if teacher_N is None else ~teacher_N.isnan()
+        signal_N = {"grpo": scored_N, "on_policy_distillation": taught_N, "combine": scored_N | taught_N}
+        return bool(signal_N[self.coefficients.estimator].all())
 
     def _importance(self, batch: MicroBatch, old: Old) -> tuple[torch.Tensor, Tally]:
-        """Truncated importance weights, and the distance between engine and trainer in the engine's space."""
+        """Importance weights, and the distance between engine and trainer in the engine's space."""
         device = old.logprobs_N.device
         behaviour_N = torch.cat([example.behaviour_T for example in batch.examples]).to(device)
         temperatures = [example.behaviour_temperature for example in batch.examples]
@@ -165,12 +221,13 @@ class Objective:
         plain_N = _flags([temperature == 1.0 for temperature in temperatures], batch, device)
         old_behaviour_N = torch.where(plain_N, old.logprobs_N, old.tempered_N)
         corrected_N = _flags([example.corrected for example in batch.examples], batch, device)
-        weights_N = tis_weights(old_behaviour_N, behaviour_N, corrected_N, self.tis_cap)
+        weights_N, bounded_N = importance_weights(old_behaviour_N, behaviour_N, corrected_N, self.correction)
         tally = Tally()
         tally.add("engine_difference", (old_behaviour_N - behaviour_N)[known_N])
         tally.add("engine_difference_abs", (old_behaviour_N - behaviour_N)[known_N].abs())
         tally.add("tis_weight", weights_N[corrected_N])
         tally.add("tis_applied", corrected_N.float())
+        tally.add("tis_bounded_share", bounded_N[corrected_N].float())
         return weights_N, tally
 
     def _record(self, tally: Tally, batch: MicroBatch, inputs: LossInputs, result: TokenLosses) -> None:
@@ -180,7 +237,11 @@ class Objective:
         tally.add("response_length", torch.tensor([float(example.num_trained) for example in batch.examples]))
         scored = [float(example.score) for example in batch.examples if example.score is not None]
         tally.add("score", torch.tensor(scored))
+        if self.group_size > 1:
+            tally.add("group_share", torch.tensor([float(e.relative is not None) for e in batch.examples]))
         for name, values in result.metrics.items():
+            if name in tally.moments:
+                raise LossError(f"loss {self.loss.source} reports {name!r}, which the trainer does too; rename it")
             tally.add(name, values)
 
 
@@ -192,6 +253,16 @@ def old_from(scores: Scores) -> Old:
         scores.tempered_N.detach(),
         None if candidates_NK is None else candidates_NK.detach(),
     )
+
+
+def _signal(example: Example) -> float | None:
+    return example.score if example.relative is None else example.relative
+
+
+def _scores(values: list[float | None] | list[int | None], batch: MicroBatch, device: torch.device) -> torch.Tensor:
+    """Each token's sample's value, NaN for none."""
+    filled = [float("nan") if value is None else float(value) for value in values]
+    return torch.tensor(filled, device=device)[batch.sample_N]
 
 
 def _flags(values: list[bool], batch: MicroBatch, device: torch.device) -> torch.Tensor:
@@ -215,27 +286,36 @@ def _rows(batch: MicroBatch, name: str, device: torch.device) -> torch.Tensor:
 
 
 def objective_from(config: Config, loss: LoadedLoss) -> Objective:
-    """The configured method.
+    """The configured method, tried on made-up tokens.
 
     Raises:
-        ConfigError: it asks for what is not supported yet.
+        ConfigError: a reference KL in a method that distils already.
+        LossError: the loss does not do what is expected of it.
     """
-    training = config.training
-    if training.kl_coef:
+    training, advantage = config.training, config.advantage
+    distils = loss.custom and bool(loss.requires) and "score" not in loss.requires
+    if training.kl_coef and distils and not training.force_kl:
         raise ConfigError(
-            f"training.kl_coef {training.kl_coef} is not yet supported: the reference KL is not computed; set 0.0"
+            f"training.kl_coef {training.kl_coef} is refused with {loss.source}: a loss that learns from the teacher "
+            "alone already is a KL, and a second one pulls against the hint; set 0, or training.force_kl = true"
         )
-    return Objective(
+    objective = Objective(
         loss=loss,
         coefficients=Coefficients(
-            estimator=config.advantage.estimator,
+            estimator=advantage.estimator,
             advantage_clip=config.opd.advantage_clip,
-            w_rl=config.advantage.w_rl,
-            w_opd=config.advantage.w_opd,
+            w_rl=advantage.w_rl,
+            w_opd=advantage.w_opd,
         ),
         clip_low=training.ppo_clip_epsilon,
         clip_high=training.ppo_clip_epsilon_high or training.ppo_clip_epsilon,
-        tis_cap=training.tis_cap,
+        correction=correction_from(training.is_correction, training.tis_cap, training.tis_floor),
         per_sample=training.loss_reduction == "sample_mean",
+        group_size=advantage.group_size if advantage.group_normalisation else 1,
+        kl_coef=training.kl_coef,
+        kl_estimator=training.kl_estimator,
+        entropy_coef=training.entropy_coef,
         traced=config.opd.log_teacher_logprobs,
     )
+    trial.tried(objective, config.topk_opd.top_k)
+    return objective

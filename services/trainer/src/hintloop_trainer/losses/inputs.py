@@ -1,7 +1,7 @@
 """What every loss is given and gives back. A custom loss imports these two types and nothing else of the trainer.
 
-Legend: N = trained tokens of a micro-batch, K = teacher candidates. All tensors are float32 on the training
-device unless said otherwise; log-probabilities are nats.
+Legend: N = trained tokens of a micro-batch, K = candidates. All tensors are float32 on the training device unless said
+otherwise; log-probabilities are nats.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """One micro-batch, its trained tokens laid end to end. ``logprobs_*`` carry gradient, nothing else does."""
+    """One micro-batch, its trained tokens laid end to end.
+
+    ``logprobs_N``, ``tempered_N`` and ``candidates_NK`` carry gradient, ``entropy_N`` does under
+    `training.entropy_coef`; nothing else does.
+    """
 
     logprobs_N: torch.Tensor
     """Student at temperature 1."""
@@ -27,24 +31,31 @@ class LossInputs:
     advantages_N: torch.Tensor | None
     """``None`` under a custom loss whose samples lack what the estimator needs."""
     tis_weights_N: torch.Tensor
-    """Truncated importance weights; 1 where none applies."""
+    """Importance weights, bounded or masked as `training.is_correction` says; 1 where none applies."""
     entropy_N: torch.Tensor
+    """Of the student's distribution at temperature 1, nats."""
     sample_N: torch.Tensor
     """int64: which sample of the micro-batch a token belongs to."""
     clip_low: float
     """The ratio is bounded below by ``1 - clip_low``."""
     clip_high: float
     """The ratio is bounded above by ``1 + clip_high``."""
+    advantage_clip: float = 5.0
+    """Bound of the teacher term, nats (`opd.advantage_clip`)."""
     scores_N: torch.Tensor | None = None
     """The sample's score, NaN where it has none."""
     teacher_logprobs_N: torch.Tensor | None = None
     """Teacher at temperature 1, NaN where the sample was not scored."""
     candidates_NK: torch.Tensor | None = None
-    """Student at temperature 1 on the teacher's candidates, with gradient; when ``teacher_topk`` is required."""
+    """Student at temperature 1 on the candidates, with gradient; when ``teacher_topk`` is required."""
+    old_candidates_NK: torch.Tensor | None = None
+    """Student before the step on the candidates."""
     teacher_candidates_NK: torch.Tensor | None = None
-    """Teacher on its candidates."""
+    """Teacher on the candidates."""
     teacher_tail_N: torch.Tensor | None = None
-    """Log of the teacher's mass outside its candidates."""
+    """Log of the teacher's mass outside the candidates; minus infinity where that is none."""
+    reference_tempered_N: torch.Tensor | None = None
+    """The student's first weights at the sampling temperature; only when `training.kl_coef` is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class TokenLosses:
     """``losses_N`` per token, with gradient; the trainer takes the mean. ``metrics`` are means over tokens."""
 
     losses_N: torch.Tensor
+    """Float ``[N]``, on the device of the inputs."""
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     """Name to detached ``[N]`` values; reported as means over the whole batch."""
 

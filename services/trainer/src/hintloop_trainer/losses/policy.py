@@ -1,4 +1,8 @@
-"""The clipped policy-gradient surrogate, at the sampling temperature, with truncated importance weights."""
+"""The clipped policy-gradient surrogate, at the sampling temperature, with importance weights.
+
+Schulman et al., Proximal Policy Optimization (arXiv 1707.06347), equation 7; bounds of their own for either side as
+in DAPO (arXiv 2503.14476).
+"""
 
 from __future__ import annotations
 
@@ -8,36 +12,41 @@ from hintloop_trainer.losses.inputs import LossInputs, TokenLosses
 
 REQUIRES: frozenset[str] = frozenset()
 
+#: Past this log-ratio, exp goes on as its tangent: a step may be absurd, but stays a number with the right sign.
+LOG_LIMIT = 20.0
+
 
 def compute_loss(inputs: LossInputs) -> TokenLosses:
-    """``-w * min(ratio * A, clip(ratio) * A)`` per token.
+    """``-w * min(ratio * A, clip(ratio) * A)`` per token, ``[N]``.
 
     The ratio is that of the policy now to the policy before the step, both at the sampling temperature. The
     weight ``w`` accounts for the engine's policy having differed from the trainer's when the answer was made.
+
+    Raises:
+        ValueError: there are no advantages.
     """
     if inputs.advantages_N is None:
         raise ValueError("the policy loss needs advantages")
-    ratio_N = (inputs.tempered_N - inputs.old_tempered_N).exp()
-    bounded_N = ratio_N.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high)
-    plain_N = ratio_N * inputs.advantages_N
-    clipped_N = bounded_N * inputs.advantages_N
-    losses_N = -inputs.tis_weights_N * torch.minimum(plain_N, clipped_N)
-    metrics = {
-        "ratio_mean": ratio_N.detach(),
-        "clip_fraction": (clipped_N < plain_N).float().detach(),
-    }
-    return TokenLosses(losses_N, metrics)
+    gains_N, ratio_N, clipped_N = clipped_surrogate(
+        inputs.tempered_N, inputs.old_tempered_N, inputs.advantages_N, inputs.clip_low, inputs.clip_high
+    )
+    metrics = {"ratio_mean": ratio_N.detach(), "clip_fraction": clipped_N.detach()}
+    return TokenLosses(-inputs.tis_weights_N * gains_N, metrics)
 
 
-def tis_weights(
-    old_behaviour_N: torch.Tensor, behaviour_N: torch.Tensor, applies_N: torch.Tensor, cap: float | None
-) -> torch.Tensor:
-    """``min(exp(old - behaviour), cap)`` where it applies (bool ``[N]``), else 1; all 1 without a cap.
+def clipped_surrogate(
+    new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``min(ratio * A, clip(ratio) * A)``, the ratio, and 1.0 where the clip acted; all of the arguments' shape.
 
-    Both log-probabilities are of the same space: that in which the engine reported.
+    ``new`` and ``old`` are log-probabilities in nats of the same actions, ``advantages`` theirs.
     """
-    ones_N = torch.ones_like(behaviour_N)
-    if cap is None:
-        return ones_N
-    difference_N = torch.where(applies_N, old_behaviour_N - behaviour_N, torch.zeros_like(behaviour_N))
-    return torch.where(applies_N, difference_N.exp().clamp(max=cap), ones_N).detach()
+    ratio = bounded_exp(new - old)
+    plain = ratio * advantages
+    bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    return torch.minimum(plain, bounded), ratio, (bounded < plain).to(ratio.dtype)
+
+
+def bounded_exp(values: torch.Tensor) -> torch.Tensor:
+    """``exp``, that goes on as a straight line past :data:`LOG_LIMIT`, so that neither it nor its slope overflows."""
+    return values.clamp(max=LOG_LIMIT).exp() * (1.0 + (values - LOG_LIMIT).clamp(min=0.0))

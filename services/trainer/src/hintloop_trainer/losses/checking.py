@@ -1,0 +1,114 @@
+"""Runs a loss and holds it to what it promised: what a custom one gets wrong is said, and no step is made of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hintloop_trainer.errors import LossError
+from hintloop_trainer.losses.inputs import LossInputs, TokenLosses
+
+if TYPE_CHECKING:
+    from hintloop_trainer.losses.loading import LoadedLoss
+
+_NAMES = frozenset(field.name for field in fields(LossInputs))
+
+
+class _Watched(LossInputs):
+    """Inputs that remember what was read of them."""
+
+    __slots__ = ("_reads",)
+
+    def __new__(cls, *arguments: Any, **fields: Any) -> _Watched:
+        made = object.__new__(cls)
+        object.__setattr__(made, "_reads", set())
+        return made
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names that were read."""
+        return frozenset(object.__getattribute__(self, "_reads"))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _NAMES:
+            object.__getattribute__(self, "_reads").add(name)
+        return object.__getattribute__(self, name)
+
+
+def compute(loss: LoadedLoss, inputs: LossInputs, turn_ids: Sequence[str]) -> tuple[TokenLosses, frozenset[str]]:
+    """The losses of ``inputs``, and the names of the inputs that they were computed from.
+
+    ``turn_ids`` name the samples that ``inputs.sample_N`` counts.
+
+    Raises:
+        LossError: the loss raised, or gave something else than a float for every token that the student's
+            log-probabilities have a gradient of.
+    """
+    watched = _Watched(**{name: getattr(inputs, name) for name in _NAMES})
+    try:
+        result = loss.compute(watched)
+    except Exception as error:
+        raise LossError(f"loss {loss.source} {_failure(error)}; no step was made") from error
+    _check(loss, inputs, result, turn_ids)
+    return result, watched.reads
+
+
+def _failure(error: Exception) -> str:
+    line = traceback.extract_tb(error.__traceback__)[-1].lineno
+    said = f"raised {type(error).__name__} in line {line}: {error}"
+    if "NoneType" in str(error):
+        # By far the commonest: an input that no sample has to have.
+        said += "; an input that REQUIRES does not ask for may be None"
+    return said
+
+
+def _check(loss: LoadedLoss, inputs: LossInputs, result: Any, turn_ids: Sequence[str]) -> None:
+    losses_N, expected_N = getattr(result, "losses_N", None), inputs.logprobs_N
+    if not isinstance(result, TokenLosses) or not isinstance(losses_N, torch.Tensor):
+        raise LossError(f"loss {loss.source} gave {type(result).__name__}, expected TokenLosses(losses_N=a tensor)")
+    if losses_N.shape != expected_N.shape:
+        raise LossError(
+            f"loss {loss.source} gave losses of shape {tuple(losses_N.shape)}, expected one for each of "
+            f"{len(expected_N)} tokens; the trainer takes the mean"
+        )
+    if losses_N.dtype not in (torch.float32, torch.float64):
+        raise LossError(f"loss {loss.source} gave {losses_N.dtype} losses, expected torch.float32; use .float()")
+    if losses_N.device != expected_N.device:
+        raise LossError(
+            f"loss {loss.source} gave losses on {losses_N.device}, expected them on {expected_N.device}; make tensors "
+            "with device=inputs.logprobs_N.device"
+        )
+    if torch.is_grad_enabled() and not losses_N.requires_grad:
+        raise LossError(
+            f"loss {loss.source} gave losses without a gradient; compute them from logprobs_N, tempered_N or "
+            "candidates_NK, without .detach(), .item(), .data or torch.no_grad()"
+        )
+    _check_finite(loss, inputs, losses_N, turn_ids)
+    _check_metrics(loss, result)
+
+
+def _check_finite(loss: LoadedLoss, inputs: LossInputs, losses_N: torch.Tensor, turn_ids: Sequence[str]) -> None:
+    """A loss of numbers has to be numbers; weights that give none are no fault of a loss."""
+    wrong_N = ~losses_N.detach().isfinite()
+    if not loss.custom or not bool(wrong_N.any()) or not bool(inputs.logprobs_N.isfinite().all()):
+        return
+    first = int(wrong_N.nonzero()[0])
+    sample = int(inputs.sample_N[first])
+    token = first - int((inputs.sample_N < sample).sum())
+    raise LossError(
+        f"loss {loss.source} gave {losses_N[first].item()} for {int(wrong_N.sum())} of {len(losses_N)} tokens, first "
+        f"for token {token} of turn {turn_ids[sample]}; no step was made. Look for a logarithm, a root or a quotient "
+        "at 0, and for inputs that are NaN because REQUIRES does not ask for them"
+    )
+
+
+def _check_metrics(loss: LoadedLoss, result: TokenLosses) -> None:
+    for name, values in result.metrics.items():
+        if not isinstance(name, str) or not isinstance(values, torch.Tensor):
+            raise LossError(
+                f"loss {loss.source} gave the metric {name!r} as {type(values).__name__}, expected a detached tensor"
+            )
