@@ -57,3 +57,16 @@ use_shared_cores() {
     export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-0}"
     export KMP_BLOCKTIME="${KMP_BLOCKTIME:-0}"
 }
+
+# lora_rank_step -> the least rank that vLLM has buffers for and that holds HINTLOOP_LORA_RANK
+lora_rank_step() {
+    local step
+    for step in 8 16 32 64 128 256 320 512; do
+        if ((HINTLOOP_LORA_RANK <= step)); then
+            echo "$step"
+            return
+        fi
+    done
+    echo "engines: HINTLOOP_LORA_RANK is $HINTLOOP_LORA_RANK; engines serve at most 512" >&2
+    exit 2
+}

@@ -25,11 +25,20 @@ flags=(
     --log-level warning
 )
 
+if [[ -n "${HINTLOOP_LORA_RANK:-}" && "$role" == policy ]]; then
+    # Every slot is one version of the adapter that answers may be on their way with.
+    flags+=(--enable-lora --max-lora-rank "$HINTLOOP_LORA_RANK" --max-loras-per-batch "${HINTLOOP_LORA_SLOTS:-4}"
+        --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj)
+fi
+
 export HF_HUB_OFFLINE=1
 if on_gpu; then
     exec python3 -m sglang.launch_server "${flags[@]}" ${extra[@]+"${extra[@]}"}
 fi
 
+if [[ -n "${HINTLOOP_LORA_RANK:-}" && "$role" == policy ]]; then
+    flags+=(--lora-backend torch_native)
+fi
 python="$(engine_python sglang "$here")"
 export SGLANG_USE_CPU_ENGINE=1
 use_shared_cores

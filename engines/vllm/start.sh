@@ -19,12 +19,21 @@ flags=(
     --enable-auto-tool-choice --tool-call-parser hermes
     # Sampling defaults come from the request alone, never from the checkpoint's folder.
     --generation-config vllm
-    --worker-extension-cls hintloop_vllm.reload.ReloadExtension
+    --worker-extension-cls hintloop_vllm.worker.WorkerExtension
+    # The trainer's own way over a process group; costs nothing until it is used.
+    --weight-transfer-config '{"backend": "hintloop"}'
     --disable-uvicorn-access-log
 )
 if [[ "$role" == policy ]]; then
     # Log-probabilities of the distribution that was sampled from; scores of prompts are not touched by it.
     flags+=(--logprobs-mode processed_logprobs)
+fi
+
+if [[ -n "${HINTLOOP_LORA_RANK:-}" && "$role" == policy ]]; then
+    rank_step="$(lora_rank_step)"
+    # Every slot is one version of the adapter that answers may be on their way with.
+    flags+=(--enable-lora --max-lora-rank "$rank_step" --max-loras "${HINTLOOP_LORA_SLOTS:-4}")
+    export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
 fi
 
 # The worker extension lies beside this file.

@@ -83,8 +83,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(STOP_TIMEOUT_S)
 
 
-def serve(kind: str, model_dir: Path, log_dir: Path) -> Iterator[RunningEngine]:
-    """Install `kind` if need be, start it as a policy engine, and stop it when the generator closes."""
+def serve(kind: str, model_dir: Path, log_dir: Path, **variables: str) -> Iterator[RunningEngine]:
+    """Install `kind` if need be, start it as a policy engine, and stop it when the generator closes.
+
+    `variables` are those of the environment that `start.sh` reads.
+    """
     run_script(str(ENGINES / kind / "install.sh"))
     port = free_port()
     base_url, log_path, name = f"http://127.0.0.1:{port}", log_dir / f"{kind}.log", "policy"
@@ -94,7 +97,10 @@ def serve(kind: str, model_dir: Path, log_dir: Path) -> Iterator[RunningEngine]:
         *("--max-model-len", str(CONTEXT_TOKENS)),
     ]
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        environment = {**os.environ, **variables}
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
     try:
         wait_healthy(process, base_url, log_path)
         yield RunningEngine(

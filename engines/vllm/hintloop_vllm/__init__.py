@@ -1,1 +1,1 @@
-"""Worker extension that vLLM loads with `--worker-extension-cls hintloop_vllm.reload.ReloadExtension`."""
+"""What is added to vLLM: reloading from disk, and a weight-transfer backend. See `worker`."""

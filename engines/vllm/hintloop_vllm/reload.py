@@ -55,6 +55,21 @@ def check_same_tensors(served: TensorShapes, offered: TensorShapes, tied: bool) 
             raise CheckpointMismatchError(f"{name!r} has shape {offered[name]}, the model has {served[name]}")
 
 
+def is_tied(model_config: Any) -> bool:
+    """Whether the output head shares the embedding's parameter."""
+    return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
+
+
+def repack_head(model: Any) -> None:
+    """Make the kernels' copy of a tied head from the embedding as it is now."""
+    head = getattr(model, "lm_head", None)
+    if head is None:
+        return
+    # LoRA wraps the head; the packed copy belongs to the layer inside.
+    layer = getattr(head, "base_layer", head)
+    layer.quant_method.process_weights_after_loading(layer)
+
+
 class ReloadExtension:
     """Mixed into vLLM's worker; its methods are reached through `POST /collective_rpc`."""
 
@@ -70,8 +85,7 @@ class ReloadExtension:
         old weights are the caller's: `POST /reset_prefix_cache` follows.
         """
         started = time.perf_counter()
-        config = self.vllm_config.model_config
-        tied = bool(getattr(config.hf_text_config, "tie_word_embeddings", False))
+        tied = is_tied(self.vllm_config.model_config)
         try:
             offered = read_shapes(Path(weights_path))
             check_same_tensors(self._served_shapes(), offered, tied)
@@ -79,7 +93,7 @@ class ReloadExtension:
             return {"success": False, "message": str(error), "weights_path": weights_path}
         self.reload_weights(weights_path=weights_path)
         if tied:
-            self._repack_head()
+            repack_head(self.model_runner.get_model())
         return {
             "success": True,
             "message": "",
@@ -99,13 +113,3 @@ class ReloadExtension:
             shapes = read_shapes(Path(self.vllm_config.model_config.model))
             self._hintloop_shapes = shapes
         return shapes
-
-    def _repack_head(self) -> None:
-        """Make the kernels' copy of a tied head from the embedding as it is now."""
-        model = self.model_runner.get_model()
-        head = getattr(model, "lm_head", None)
-        if head is None:
-            return
-        # LoRA wraps the head; the packed copy belongs to the layer inside.
-        layer = getattr(head, "base_layer", head)
-        layer.quant_method.process_weights_after_loading(layer)

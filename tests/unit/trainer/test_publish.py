@@ -280,9 +280,18 @@ class Partitioned:
         await self._reach()
         return self.serves
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def score(self, token_ids: list[int], adapter: str | None = None) -> list[float]:
         await self._reach()
         return [-1.0] * (len(token_ids) - 1)
+
+    async def adapters(self) -> list[str]:
+        raise NotImplementedError
+
+    async def load_adapter(self, name: str, directory: Path) -> None:
+        raise NotImplementedError
+
+    async def unload_adapter(self, name: str) -> None:
+        raise NotImplementedError
 
 
 async def test_old_versions_go_unless_an_engine_was_last_seen_with_them(tmp_path: Path) -> None:

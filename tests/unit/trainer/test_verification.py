@@ -24,7 +24,7 @@ class Engine:
         self.scores: list[float] = []
         self.rng = np.random.default_rng(1)
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def score(self, token_ids: list[int], adapter: str | None = None) -> list[float]:
         return list(np.asarray(self.scores) + self.rng.normal(0, self.noise, LENGTH))
 
 

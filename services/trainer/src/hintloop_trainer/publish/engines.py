@@ -33,8 +33,20 @@ class EngineControl(Protocol):
         """The version that the engine reports; ``None`` when it reports none of ours."""
         ...
 
-    async def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probability of every token after the first, at temperature 1, nats."""
+    async def score(self, token_ids: list[int], adapter: str | None = None) -> list[float]:
+        """Log-probability of every token after the first, at temperature 1, nats; under an ``adapter`` if named."""
+        ...
+
+    async def adapters(self) -> list[str]:
+        """Names of the adapters that are loaded beside the weights."""
+        ...
+
+    async def load_adapter(self, name: str, directory: Path) -> None:
+        """Load a PEFT adapter from ``directory``; answers go on meanwhile."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let an adapter go, once no answer is on its way with it."""
         ...
 
 
@@ -56,7 +68,11 @@ class EngineHttp:
         """The JSON answer of ``POST path``."""
         return await self._call("POST", path, body)
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def tell(self, path: str, body: dict[str, Any]) -> None:
+        """``POST path`` where the answer is prose and its status alone counts."""
+        await self._call("POST", path, body, prose=True)
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None, *, prose: bool = False) -> Any:
         try:
             async with self._session.request(
                 method, self.url + path, json=body, headers=self._headers, timeout=self._timeout
@@ -64,7 +80,7 @@ class EngineHttp:
                 text = await answer.text()
                 if answer.status != 200:
                     raise PublishError(self.url, path, f"HTTP {answer.status}: {text[:300]}")
-                return await answer.json(content_type=None) if text else None
+                return await answer.json(content_type=None) if text and not prose else None
         except (aiohttp.ClientConnectionError, ConnectionError) as error:
             raise EngineAwayError(self.url, path, f"{type(error).__name__}: {error}") from error
         except TimeoutError as error:
@@ -84,6 +100,16 @@ def reading(url: str, step: str) -> Iterator[None]:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise PublishError(url, step, f"unexpected answer: {type(error).__name__}: {error}") from error
+
+
+def adapters_of(url: str, models: Any) -> list[str]:
+    """Names of the adapters among ``/v1/models``: those that have a parent.
+
+    Raises:
+        PublishError: it is no list of models.
+    """
+    with reading(url, "list of models"):
+        return [str(model["id"]) for model in models["data"] if model.get("parent")]
 
 
 def as_version(reported: Any) -> int | None:

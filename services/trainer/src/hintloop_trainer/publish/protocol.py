@@ -1,5 +1,8 @@
 """The publishing sequence: pause, replace, resume, probe; released only when every engine that answers has it.
 
+New weights go by the configured transport, adapters their own way (:mod:`adapters`). The way back after a failure and
+whatever the reconciler does is by disk: it needs nothing of what may just have failed.
+
 The probe comes after resuming because a paused engine answers no one. Until every engine has passed it, the weights
 are ``updating``: answers made meanwhile span two versions and are not trained.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +21,10 @@ from hintloop_contract.errors import DependencyError
 
 from hintloop_trainer.errors import EngineAwayError, PublishError
 from hintloop_trainer.publish import release as releases
+from hintloop_trainer.publish.adapters import LOADED, loaded_version, put_adapter, unload_old
 from hintloop_trainer.publish.engines import EngineControl
 from hintloop_trainer.publish.release import Release
+from hintloop_trainer.publish.transport import DiskTransport, Transport
 from hintloop_trainer.publish.verification import Verifier
 
 #: Largest mean difference per token between engine and trainer on the probe, nats.
@@ -29,8 +35,10 @@ RESUME_TRIES, RESUME_WAIT_S = 4, 0.25
 LONGEST_ANSWER_MS = 3_600_000
 
 
-async def update_engine(control: EngineControl, release: Release, verifier: Verifier) -> float:
-    """Bring one engine to ``release``; the probe's mean difference, nats.
+async def update_engine(
+    control: EngineControl, release: Release, verifier: Verifier, transport: Transport
+) -> tuple[str, float]:
+    """Bring one engine to ``release``; the way it went, and the probe's mean difference, nats.
 
     The engine is resumed whatever happens.
 
@@ -38,12 +46,14 @@ async def update_engine(control: EngineControl, release: Release, verifier: Veri
         EngineAwayError: it does not answer.
         PublishError: a step failed, or the engine scores the probe otherwise than the trainer.
     """
+    if release.adapter is not None:
+        return "adapter", await put_adapter(control, release.adapter, release, verifier)
     try:
         await control.pause()
-        await control.replace(release.directory, release.version)
+        way = await transport.put(control, release)
     finally:
         await _resume(control)
-    return await verifier.verify(control, release)
+    return way, await verifier.verify(control, release)
 
 
 async def _resume(control: EngineControl) -> None:
@@ -59,6 +69,13 @@ async def _resume(control: EngineControl) -> None:
     await control.resume()
 
 
+async def _served_version(control: EngineControl, release: Release) -> int | None:
+    """What an engine serves of releases like ``release``, as it says itself."""
+    if release.adapter is not None:
+        return await loaded_version(control, release.version)
+    return await control.version()
+
+
 class Publisher:
     """Releases versions to the engines of one policy and keeps them there."""
 
@@ -70,13 +87,18 @@ class Publisher:
         weights_dir: Path,
         tolerance: float,
         keep_versions: int,
+        transport: Transport | None = None,
     ) -> None:
-        """``weights_dir`` is mounted at the same path for trainer and engines."""
+        """``weights_dir`` is mounted at the same path for trainer and engines. New weights go by ``transport``, or
+        by disk."""
         self._broker = broker
         self._engines = engines
         self._weights_dir = weights_dir
         self._keep = keep_versions
         self._verifier = Verifier(tolerance)
+        self._disk = DiskTransport()
+        self._transport: Transport = transport or self._disk
+        self._tidying: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._log = structlog.get_logger()
         self.current: Release | None = None
@@ -144,6 +166,7 @@ class Publisher:
             self._mark = self._settled_ms = None
             await self._say_versions()
             self._prune()
+            self._tidy(release)
 
     async def _mark_as(self, version: int) -> None:
         """Let answers that are made from now on count as made by two versions."""
@@ -156,7 +179,7 @@ class Publisher:
         away: list[EngineAwayError] = []
         for control in self._engines:
             try:
-                await self._update(control, release)
+                await self._update(control, release, self._transport)
             except EngineAwayError as error:
                 self._log.warning("engine away, left for later", engine=control.url, detail=str(error))
                 self._reports(control, None)
@@ -164,14 +187,20 @@ class Publisher:
         if away and len(away) == len(self._engines):
             raise DependencyError("policy engines", str(away[0]))
 
-    async def _update(self, control: EngineControl, release: Release) -> None:
+    async def _update(self, control: EngineControl, release: Release, transport: Transport) -> None:
         """The whole sequence on one engine; it counts as verified only after the last step."""
         self._verified.discard(control.url)
-        difference = await update_engine(control, release, self._verifier)
+        started = time.perf_counter()
+        way, difference = await update_engine(control, release, self._verifier, transport)
         self._verified.add(control.url)
         self._reports(control, release.version)
         self._log.info(
-            "engine updated", engine=control.url, version=release.version, probe_difference=round(difference, 6)
+            "engine updated",
+            engine=control.url,
+            version=release.version,
+            by=way,
+            seconds=round(time.perf_counter() - started, 3),
+            probe_difference=round(difference, 6),
         )
 
     def _reports(self, control: EngineControl, version: int | None) -> None:
@@ -185,14 +214,16 @@ class Publisher:
             return
         for control in self._engines:
             try:
-                await self._update(control, self.current)
+                await self._update(control, self.current, self._disk)
             except PublishError as error:
                 self._log.warning("engine not brought back", engine=control.url, detail=str(error))
 
     def _prune(self) -> None:
         """Delete versions that no engine was last seen with and that are not among the newest."""
         versions = releases.versions_on_disk(self._weights_dir)
-        kept = {*versions[-self._keep :], *self._seen.values()}
+        # Engines read an adapter again whenever it was put aside for others.
+        keep = max(self._keep, LOADED) if self.current and self.current.adapter else self._keep
+        kept = {*versions[-keep:], *self._seen.values()}
         if self.current:
             kept.add(self.current.version)
         for version in versions:
@@ -202,6 +233,19 @@ class Publisher:
                 shutil.rmtree(self._weights_dir / str(version))
             except OSError as error:
                 self._log.warning("old weights not deleted", version=version, detail=str(error))
+
+    def _tidy(self, release: Release) -> None:
+        """Let old adapters go, beside everything else: an engine may wait for long answers before it does."""
+        if release.adapter is None or self._tidying:
+            return
+        for control in self._engines:
+            task = asyncio.create_task(unload_old(control, release.version))
+            self._tidying.add(task)
+            task.add_done_callback(self._tidying.discard)
+
+    async def close(self) -> None:
+        """Let go of what is held between releases."""
+        await self._transport.close()
 
     async def reconcile(self) -> None:
         """Bring engines that are not at the current version there. Failures are logged and tried again later.
@@ -219,7 +263,7 @@ class Publisher:
     async def _reconcile_one(self, control: EngineControl, release: Release) -> bool:
         """Whether the engine serves ``release`` or, being away, nobody."""
         try:
-            found = await control.version()
+            found = await _served_version(control, release)
             self._reports(control, found)
             if found == release.version and control.url in self._verified:
                 return True
@@ -227,7 +271,7 @@ class Publisher:
             if self._mark is None:
                 # A number that no weights ever get: what was answered under it descends from nothing.
                 await self._mark_as(await self.take_version())
-            await self._update(control, release)
+            await self._update(control, release, self._disk)
         except EngineAwayError:
             self._reports(control, None)
         except PublishError as error:

@@ -6,22 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from hintloop_contract.ids import adapter_name
 
 #: Written into a version's directory before an engine is given it: the way back after a restart.
 NOTE = "hintloop_release.json"
 #: Link in the weights directory to the released version.
 CURRENT = "current"
+#: Makes a directory one of a PEFT adapter instead of weights.
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Weights with their version, and what the trainer says of the probe under them."""
+    """Weights or an adapter with their version, and what the trainer says of the probe under them."""
 
     version: int
     directory: Path
+    """A Hugging Face directory, or that of a PEFT adapter."""
     probe_ids: list[int]
     probe_scores: list[float]
     """``[len(probe_ids) - 1]``, nats, at temperature 1."""
+
+    @property
+    def adapter(self) -> str | None:
+        """The name under which engines serve it, when it is an adapter."""
+        return adapter_name(self.version) if (self.directory / ADAPTER_CONFIG).is_file() else None
 
 
 class Note(msgspec.Struct):

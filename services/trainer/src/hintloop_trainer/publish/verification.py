@@ -55,7 +55,7 @@ class Verifier:
             EngineAwayError: the engine does not answer.
             PublishError: the scores are too far away, or nearer to those of an earlier release.
         """
-        scores = await control.score(release.probe_ids)
+        scores = await control.score(release.probe_ids, release.adapter)
         difference = distance(scores, release.probe_scores)
         if not difference <= self._tolerance:
             raise PublishError(

@@ -1,4 +1,8 @@
-"""Publishing to vLLM (its development routes must be on: ``VLLM_SERVER_DEV_MODE=1``)."""
+"""Publishing to vLLM (its development routes must be on: ``VLLM_SERVER_DEV_MODE=1``).
+
+By disk it reloads; by process group it follows its weight-transfer protocol, with the backend of `engines/vllm`; an
+adapter is loaded beside those that answers are on their way with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hintloop_trainer.errors import PublishError
-from hintloop_trainer.publish.engines import EngineHttp, as_logprobs, as_version, reading
+from hintloop_trainer.publish.engines import EngineHttp, adapters_of, as_logprobs, as_version, reading
+from hintloop_trainer.publish.group import Meeting
+from hintloop_trainer.publish.tensors import Portion
 
 #: Method of the worker extension that also repacks a tied output head; see `engines/vllm`.
 EXTENSION_METHOD = "hintloop_reload"
@@ -28,6 +34,10 @@ class VllmControl:
     async def replace(self, directory: Path, version: int) -> None:
         """Reload, drop the prefix cache with running requests recomputed, and set the version."""
         await self._reload(directory)
+        await self._take(version)
+
+    async def _take(self, version: int) -> None:
+        """Flush what was computed with other weights, then take the version."""
         flushed = await self._http.post("/reset_prefix_cache?reset_running_requests=true")
         if not isinstance(flushed, dict) or flushed.get("success") is not True:
             raise PublishError(self.url, "flush", f"the prefix cache was not reset: {flushed}")
@@ -54,6 +64,47 @@ class VllmControl:
         if method == EXTENSION_METHOD and not results:
             raise PublishError(self.url, method, f"no worker answered: {answer}")
 
+    async def num_workers(self) -> int:
+        """Workers over all kinds of parallelism."""
+        answer = await self._http.get("/get_world_size")
+        with reading(self.url, "world size"):
+            return int(answer["world_size"])
+
+    async def join(self, meeting: Meeting) -> None:
+        """Start the weight transfer."""
+        info = {
+            "master_address": meeting.address,
+            "master_port": meeting.port,
+            "rank_offset": 1,
+            "world_size": meeting.world_size,
+            "group_name": meeting.name,
+            "backend": meeting.backend,
+            "timeout_s": meeting.timeout_s,
+        }
+        await self._http.post("/init_weight_transfer_engine", {"init_info": info})
+
+    async def leave(self, meeting: Meeting) -> None:
+        """End the weight transfer."""
+        await self._http.post("/shutdown_weight_transfer_engine")
+
+    async def begin_update(self) -> None:
+        """Open a session."""
+        await self._http.post("/start_weight_update")
+
+    async def receive(self, portion: Portion, version: int) -> None:
+        """One announcement; the workers load tensor by tensor."""
+        info = {"names": portion.names, "dtypes": portion.dtypes, "shapes": portion.shapes}
+        await self._http.post("/update_weights", {"update_info": info})
+
+    async def finish_update(self, version: int) -> None:
+        """Close the session, flush, take the version."""
+        await self._http.post("/finish_weight_update", {})
+        await self._take(version)
+
+    async def abandon_update(self, reason: str) -> None:
+        """A session ends with any update that fails: ask for one that does."""
+        await self._http.post("/update_weights", {"update_info": {"abandon": reason}})
+
     async def resume(self) -> None:
         """Go on with the frozen requests."""
         await self._http.post("/resume")
@@ -64,11 +115,26 @@ class VllmControl:
         with reading(self.url, "version"):
             return as_version(answer.get("weight_version"))
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def adapters(self) -> list[str]:
+        """Adapters are listed as models with a parent."""
+        return adapters_of(self.url, await self._http.get("/v1/models"))
+
+    async def load_adapter(self, name: str, directory: Path) -> None:
+        """Load it under a name of its own.
+
+        Never in place: vLLM would read an adapter that was loaded so from the disk again at every step.
+        """
+        await self._http.tell("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """New requests do not find it any more; those on their way end with it."""
+        await self._http.tell("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def score(self, token_ids: list[int], adapter: str | None = None) -> list[float]:
         """Prompt log-probabilities."""
         models = await self._http.get("/v1/models")
         with reading(self.url, "probe"):
-            name = models["data"][0]["id"]
+            name = adapter or models["data"][0]["id"]
         answer = await self._http.post(
             "/v1/completions",
             {
