@@ -56,6 +56,9 @@ class TrainingSection(LayoutKeys, LossKeys):
     """Steps between checkpoints; samples are acknowledged when a checkpoint holds them."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints kept."""
+    async_save: bool = True
+    """Go on training while a checkpoint's files are written. What training changes meanwhile is held in memory twice:
+    at most the weights and the optimizer's state once more."""
     checkpoint_dir: Path = Path(".hintloop/checkpoints")
     """Where checkpoints are written."""
     max_steps: Positive | None = None
