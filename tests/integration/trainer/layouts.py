@@ -80,7 +80,7 @@ def lead(ranks: Ranks, samples: list[bytes], out: Path, load: str) -> None:
                 "losses": [result.loss for result in results],
                 "grad_norms": [result.grad_norm for result in results],
                 "tokens": [result.num_tokens for result in results],
-                "read": [result.num_read for result in results],
+                "read": [result.work.num_read for result in results],
                 "entropy": [result.tally.of("entropy").mean for result in results],
                 "ratio": [result.tally.of("ratio_mean").mean for result in results],
                 "scores": scores,

@@ -160,6 +160,7 @@ class Resumable:
         self.choose = partial(forced.choose, learner)
         self.teach = partial(forced.teach, learner)
         self.step = learner.step
+        self.trace = learner.trace
         self.score = learner.score
         self.export = learner.export
         self.export_adapter = learner.export_adapter

@@ -11,11 +11,11 @@ from hintloop_contract.config.schema import Config
 
 from hintloop_trainer.background import Background
 from hintloop_trainer.filling import Filling
+from hintloop_trainer.metrics.sinks import Sinks
 from hintloop_trainer.prm_client import PrmClient
 from hintloop_trainer.prm_watch import PrmWatch
 from hintloop_trainer.publish.protocol import Publisher
 from hintloop_trainer.ranks import Ranks
-from hintloop_trainer.report import MetricsFile
 from hintloop_trainer.samples import SampleSource
 from hintloop_trainer.traces import TraceFile
 
@@ -31,7 +31,7 @@ class LoopDeps:
     source: SampleSource
     publisher: Publisher
     probe_ids: list[int]
-    metrics_file: MetricsFile
+    sinks: Sinks
     trace_file: TraceFile
     filling: Filling
     prm: PrmClient

@@ -19,7 +19,8 @@ from hintloop_trainer.errors import BackgroundError, TrainingError
 from hintloop_trainer.learner import StepResult
 from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish_part import PublishPart
-from hintloop_trainer.report import Metrics, shown, step_metrics
+from hintloop_trainer.report import Metrics
+from hintloop_trainer.report_part import ReportPart
 from hintloop_trainer.samples import Held
 from hintloop_trainer.save_part import SavePart
 from hintloop_trainer.teacher_part import TeacherPart
@@ -41,10 +42,12 @@ class TrainingLoop:
         self._teacher = TeacherPart(deps, self._waiting.insist_or_stop)
         self._publishing = PublishPart(deps, self._progress, self._waiting)
         self._saving = SavePart(deps, self._progress, self._waiting)
+        self._reporting = ReportPart(deps, self._progress)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one; to be called before any sample is read."""
         self._saving.resume()
+        self._reporting.begin()
 
     def run(self) -> Progress:
         """Train until asked to stop, or for ``training.max_steps`` steps; leaves a checkpoint behind.
@@ -155,22 +158,16 @@ class TrainingLoop:
         staleness = [progress.lineage.behind(item.sample.version_oldest) or 0 for item in batch]
         result: StepResult = deps.ranks.call("step", index)
         progress.step += 1
-        progress.advantages.add(result.tally.of("advantage"))
         scores = self._publishing.probe()
         if first_pass:
             self._count(batch)
         seconds = self._publishing.publish(scores)
-        metrics: Metrics = {
-            "step": progress.step,
-            "version": progress.lineage.current,
-            **step_metrics(result, batch, staleness, progress.advantages),
+        more: Metrics = {
             "seconds_prepare": prepared_s,
             **self._teacher.metrics(),
             **{f"seconds_{name}": value for name, value in seconds.items()},
         }
-        deps.metrics_file.write(metrics)
-        deps.trace_file.write(progress.step, result.traces, {held.sample.turn_id: held for held in batch})
-        self._log.info("step", **shown(metrics))
+        metrics = self._reporting.step(result, batch, staleness, more)
         self._waiting.status("trained", metrics)
 
     def _count(self, batch: list[Held]) -> None:

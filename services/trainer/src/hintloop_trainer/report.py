@@ -1,17 +1,15 @@
-"""What a step reports: one flat dictionary, in a JSON lines file, in the logs, and in the trainer's status."""
+"""What a step reports: one flat dictionary. Where it goes is the :mod:`metrics` package's business."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from hintloop_trainer.learner import StepResult
+from hintloop_trainer.metrics.sink import Metrics
 from hintloop_trainer.samples import Held
-from hintloop_trainer.tally import Moments
+from hintloop_trainer.tally import Moments, Tally
 
-Metrics = dict[str, float | int | str | None]
+__all__ = ["Metrics", "advantage_metrics", "shown", "step_metrics"]
 
 #: Names taken from the tally as means over tokens, and how they are reported.
 MEANS = {
@@ -24,6 +22,17 @@ MEANS = {
     "tis_applied": "tis_share",
     "score": "score_mean",
 }
+#: Largest magnitudes that are reported, by their name in the tally.
+LARGEST = {
+    "response_length": "response_length_max",
+    "teacher_minus_student": "teacher_minus_student_max",
+    "engine_difference": "engine_difference_max",
+    "ratio_mean": "ratio_max",
+}
+#: Names whose distribution is reported: percentiles, and how much lies far out.
+DISTRIBUTIONS = ("advantage", "teacher_minus_student", "engine_difference")
+#: Nats; an advantage beyond this is a token that one of the two thinks all but impossible.
+FAR = 10.0
 _OWN = {*MEANS, "advantage"}
 
 
@@ -39,30 +48,51 @@ def advantage_metrics(moments: Moments, prefix: str) -> Metrics:
     }
 
 
+def _distribution(tally: Tally, name: str) -> Metrics:
+    percentiles = tally.percentiles(name)
+    if not percentiles:
+        return {}
+    metrics: Metrics = {f"{name}_p{percent}": value for percent, value in percentiles.items()}
+    return metrics | {f"{name}_share_above_10": tally.share_beyond(name, FAR)}
+
+
+def _tally_metrics(tally: Tally) -> Metrics:
+    """Means, largest and distributions over the step's trained tokens, on all ranks."""
+    metrics = advantage_metrics(tally.of("advantage"), "advantage_")
+    for name in DISTRIBUTIONS:
+        metrics |= _distribution(tally, name)
+    metrics |= {reported: tally.of(name).mean for name, reported in MEANS.items() if tally.of(name).count}
+    metrics |= {reported: tally.of(name).largest for name, reported in LARGEST.items() if tally.of(name).count}
+    for name in [name for name in tally.moments if name not in _OWN]:
+        # What a loss of one's own calls like one of ours does not stand in for it.
+        metrics[name if name not in metrics else f"custom_{name}"] = tally.of(name).mean
+    return metrics
+
+
 def step_metrics(result: StepResult, held: Sequence[Held], staleness: Sequence[int], run: Moments) -> Metrics:
-    """Everything one step has to say. ``run`` holds the advantages of the run so far, this step's included."""
-    tally = result.tally
+    """Everything one step has to say. ``run`` holds the advantages of the run so far, this step's included.
+
+    Names, units and what they are taken over stand in the trainer's README.
+    """
+    seconds = sum(result.seconds.values())
+    work = result.work
     metrics: Metrics = {
         "loss": result.loss,
         "grad_norm": result.grad_norm,
-        **advantage_metrics(tally.of("advantage"), "advantage_"),
-        **advantage_metrics(run, "run_advantage_"),
-    }
-    for name, reported in MEANS.items():
-        if tally.of(name).count:
-            metrics[reported] = tally.of(name).mean
-    if tally.of("engine_difference").count:
-        metrics["engine_difference_max"] = tally.of("engine_difference").largest
-    metrics |= {name: tally.of(name).mean for name in list(tally.moments) if name not in _OWN}
-    seconds = sum(result.seconds.values())
-    metrics |= {
         "samples": len(held),
         "tokens_trained": result.num_tokens,
-        "tokens_read": result.num_read,
-        "tokens_per_second": result.num_read / seconds if seconds else 0.0,
+        "tokens_read": work.num_read,
+        "tokens_per_second": work.num_read / seconds if seconds else 0.0,
+        "padding_share": work.padding_share,
+        "flops": work.flops,
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": max(staleness),
     }
+    if work.mfu is not None:
+        metrics["mfu"] = work.mfu
+    own = _tally_metrics(result.tally) | advantage_metrics(run, "run_advantage_")
+    metrics |= {name if name not in metrics else f"custom_{name}": value for name, value in own.items()}
+    metrics |= work.memory
     metrics |= {f"seconds_{name}": value for name, value in result.seconds.items()}
     metrics |= {f"effective_{name}": value for name, value in result.effective.items()}
     return metrics
@@ -71,17 +101,3 @@ def step_metrics(result: StepResult, held: Sequence[Held], staleness: Sequence[i
 def shown(metrics: Metrics) -> Metrics:
     """The metrics with floats rounded for reading."""
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in metrics.items()}
-
-
-class MetricsFile:
-    """Appends one JSON object a step."""
-
-    def __init__(self, path: Path) -> None:
-        """Append to ``path``."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-
-    def write(self, metrics: Metrics) -> None:
-        """Append one line, stamped with this host's time in seconds."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"time_s": time.time(), **metrics}) + "\n")

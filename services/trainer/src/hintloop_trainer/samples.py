@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,8 @@ class SampleSource:
         self._unsaved: dict[str, None] = {}
         """Turns trained since the last checkpoint, in order."""
         self._uncounted = 0
+        self.dropped: Counter[str] = Counter()
+        """Samples dropped by this source, by reason; to be read only."""
         self._arrived = asyncio.Condition()
         self._log = structlog.get_logger()
 
@@ -177,6 +180,7 @@ class SampleSource:
             tenant=held.sample.tenant,
         )
         await self._broker.drop(held.entry, drop)
+        self.dropped[str(reason)] += 1
         self._waiting = [waiting for waiting in self._waiting if waiting.entry.entry_id != held.entry.entry_id]
         self._held.pop(held.sample.turn_id, None)
 

@@ -1,6 +1,14 @@
 """What the hint did to every token: teacher, student and advantage of single answers, kept for people to look at.
 
-Written under `opd.log_teacher_logprobs` for the first steps of a run, one JSON object an answer.
+Written under `opd.log_teacher_logprobs` for the first steps of a run (counted over all its restarts) to
+`teacher_logprobs.jsonl` beside `training.checkpoint_dir`, one JSON object an answer, with a step's answers together::
+
+    {"step": 7, "turn_id": "...", "hint": "..." or null, "score": -1, 0, 1 or null, "response_ids": [T ids],
+     "teacher_logprobs": [T], "old_logprobs": [T], "advantages": [T]}
+
+Nats at temperature 1, float32: ``teacher_logprobs`` under the hint, ``old_logprobs`` of the student without it,
+before the step. A restart or a return to older weights removes lines of the steps that are lost with it, so no step
+stands there twice.
 """
 
 from __future__ import annotations
@@ -10,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
+from hintloop_contract.messages import Sample
 from hintloop_contract.tensors import unpack
 
 from hintloop_trainer.batch import MicroBatch
@@ -19,6 +29,8 @@ from hintloop_trainer.samples import Held
 
 #: Steps of which answers are kept.
 TRACED_STEPS = 100
+#: About 40 bytes a token: some six million tokens.
+MAX_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +66,61 @@ def _listed(values_T: torch.Tensor) -> list[float]:
 
 
 class TraceFile:
-    """Appends the traces of the first :data:`TRACED_STEPS` steps."""
+    """Keeps the traces of the run's first :data:`TRACED_STEPS` steps, at most :data:`MAX_BYTES` of them."""
 
     def __init__(self, path: Path) -> None:
         """Append to ``path``."""
         self._path = path
+        self._full = False
+
+    def begin(self, step: int) -> None:
+        """Training goes on from ``step``: lines of later steps are of weights that are lost, and come again."""
+        self._full = False
+        if not self._path.exists():
+            return
+        aside = self._path.with_name(f".{self._path.name}.partial")
+        with self._path.open("rb") as lines, aside.open("wb") as kept:
+            kept.writelines(line for line in lines if _is_of(line, step))
+        aside.replace(self._path)
 
     def write(self, step: int, traces: Sequence[TokenTrace], held: Mapping[str, Held]) -> None:
         """Append one line a trace; ``held`` finds the sample by its turn id."""
-        if step > TRACED_STEPS or not traces:
+        if step > TRACED_STEPS or not traces or self._full:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
+        with self._path.open("ab") as file:
             for trace in traces:
-                sample = held[trace.turn_id].sample
-                line = {
-                    "step": step,
-                    "turn_id": trace.turn_id,
-                    "hint": sample.hint,
-                    "score": sample.score,
-                    "response_ids": unpack(sample.response_ids).tolist(),
-                    "teacher_logprobs": trace.teacher_logprobs,
-                    "old_logprobs": trace.old_logprobs,
-                    "advantages": trace.advantages,
-                }
-                file.write(json.dumps(line) + "\n")
+                line = _line(step, trace, held[trace.turn_id].sample)
+                if file.tell() + len(line) > MAX_BYTES:
+                    self._full = True
+                    message = "no more per-token differences are kept: the file is as large as it may be"
+                    structlog.get_logger().warning(message, path=str(self._path), bytes=file.tell(), step=step)
+                    return
+                file.write(line)
+
+
+def _line(step: int, trace: TokenTrace, sample: Sample) -> bytes:
+    line = {
+        "step": step,
+        "turn_id": trace.turn_id,
+        "hint": sample.hint,
+        "score": sample.score,
+        "response_ids": unpack(sample.response_ids).tolist(),
+        "teacher_logprobs": _short(trace.teacher_logprobs),
+        "old_logprobs": _short(trace.old_logprobs),
+        "advantages": _short(trace.advantages),
+    }
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """Nine digits tell every float32 apart; as float64 they would print eight more."""
+    return [float(f"{value:.9g}") for value in values]
+
+
+def _is_of(line: bytes, step: int) -> bool:
+    """Whether a line is whole, and of a step up to ``step``."""
+    try:
+        return line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
+    except (ValueError, KeyError, TypeError):
+        return False

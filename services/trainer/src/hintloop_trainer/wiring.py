@@ -13,6 +13,7 @@ import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.schema import Config
 from hintloop_contract.ids import consumer_name, new_id
+from hintloop_contract.listening import listen
 from hintloop_contract.redis_broker import RedisBroker, connect
 
 from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
@@ -25,6 +26,9 @@ from hintloop_trainer.learner import Learner
 from hintloop_trainer.loop import TrainingLoop
 from hintloop_trainer.losses.loading import LoadedLoss, load_loss
 from hintloop_trainer.megatron import cpu, parallel
+from hintloop_trainer.metrics import serving, wandb_run
+from hintloop_trainer.metrics.prometheus import PrometheusSink
+from hintloop_trainer.metrics.sinks import sinks_from
 from hintloop_trainer.objective import objective_from
 from hintloop_trainer.prm_client import PrmClient
 from hintloop_trainer.prm_watch import PrmWatch
@@ -36,7 +40,6 @@ from hintloop_trainer.publish.reconciler import reconcile_forever
 from hintloop_trainer.publish.sglang import SglangControl
 from hintloop_trainer.publish.vllm import VllmControl
 from hintloop_trainer.ranks import Ranks
-from hintloop_trainer.report import MetricsFile
 from hintloop_trainer.samples import SampleSource
 from hintloop_trainer.traces import TraceFile
 
@@ -52,19 +55,21 @@ def engine_controls(config: Config, session: aiohttp.ClientSession) -> list[Engi
 
 def make_publisher(config: Config, broker: Broker, engines: Sequence[EngineControl]) -> Publisher:
     """The publisher of the configured policy."""
-    weights_dir = config.publishing.weights_dir.resolve()
+    publishing = config.publishing
+    weights_dir = publishing.weights_dir.resolve()
     weights_dir.mkdir(parents=True, exist_ok=True)
     return Publisher(
         broker,
         engines,
         weights_dir=weights_dir,
-        tolerance=config.publishing.probe_tolerance or TOLERANCES[config.model.dtype],
-        keep_versions=config.publishing.keep_versions,
+        tolerance=publishing.probe_tolerance or TOLERANCES[config.model.dtype],
+        keep_versions=publishing.keep_versions,
     )
 
 
 def train(config: Config, config_dir: Path, stop: threading.Event) -> None:
     """Run the trainer on this rank until ``stop`` (leading rank) or until the leader is done."""
+    wandb_run.require(config)
     loss = load_loss(config.custom_loss, [config_dir])
     objective = objective_from(config, loss)
     layout = parallel.start_for(config.training, config.training.seed)
@@ -127,6 +132,7 @@ def lead(
     """Run the training loop with its background tasks; returns when it is done or ``stop`` is set."""
     source = _source(config, loss, broker, vocab_size)
     ending = asyncio.Event()
+    run, prometheus = new_id(), PrometheusSink()
     prm = PrmClient(config.prm, config.topk_opd.logprobs_dtype)
     deps = LoopDeps(
         config=config,
@@ -136,12 +142,12 @@ def lead(
         source=source,
         publisher=publisher,
         probe_ids=probe_ids(Path(config.tokenizer_dir), vocab_size),
-        metrics_file=MetricsFile(config.training.checkpoint_dir.parent / "metrics.jsonl"),
+        sinks=sinks_from(config, run, prometheus),
         trace_file=TraceFile(config.training.checkpoint_dir.parent / "teacher_logprobs.jsonl"),
         filling=filling_from(config, loss, vocab_size),
         prm=prm,
         watch=PrmWatch(prm),
-        run=new_id(),
+        run=run,
         stop=stop,
         ending=ending,
     )
@@ -152,9 +158,23 @@ def lead(
     background.keep("reading samples", source.serve(ending))
     interval_s = config.publishing.reconcile_interval_s
     background.keep("reconciling engines", reconcile_forever(publisher, interval_s, ending))
+    _serve_metrics(config, prometheus, background, ending)
     try:
         return loop.run()
     finally:
         background.loop.call_soon_threadsafe(ending.set)
         background.finish(timeout_s=30)
         background.run(prm.close())
+        deps.sinks.close()
+
+
+def _serve_metrics(config: Config, prometheus: PrometheusSink, background: Background, ending: asyncio.Event) -> None:
+    """Serve `/metrics` where a port is configured.
+
+    Raises:
+        ConfigError: it cannot be listened on.
+    """
+    if not config.metrics.port:
+        return
+    listening = listen(config.metrics.host, config.metrics.port, "metrics")
+    background.keep("serving metrics", serving.serve(prometheus.registry, listening, ending))
