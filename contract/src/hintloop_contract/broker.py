@@ -48,6 +48,18 @@ class StreamCounts:
     pending: int
 
 
+#: Consumer that holds what was released.
+RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A consumer of a stream's group: ``pending`` entries, and the milliseconds since it was last heard of."""
+
+    pending: int
+    idle_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Funnel:
     """Counts since the deployment began: funnel steps, and drops by ``(stage, reason)``."""
@@ -138,6 +150,10 @@ class Broker(Protocol):
 
     async def counts(self, stream: Stream) -> StreamCounts:
         """Length and pending of a stream."""
+        ...
+
+    async def holders(self, stream: Stream) -> dict[str, Holder]:
+        """The consumers of the stream's group by name; :data:`RELEASED` holds what anyone may claim."""
         ...
 
     async def untrained(self) -> int:

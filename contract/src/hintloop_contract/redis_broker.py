@@ -8,7 +8,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from hintloop_contract import scripts
-from hintloop_contract.broker import Appended, Entry, StreamCounts
+from hintloop_contract.broker import RELEASED, Appended, Entry, Holder, StreamCounts
 from hintloop_contract.codec import FIELDS, PackedMessage, decode_fields, encode_payload, field_values, pack_message
 from hintloop_contract.errors import MessageError
 from hintloop_contract.messages import DeadLetter, Drop, DropReason, Message, TurnRecord
@@ -156,7 +156,7 @@ class RedisBroker(RedisState):
         """Give a held message up so that any worker can claim it at once."""
         key = self.keys.stream(entry.stream)
         await self.client.xclaim(
-            key, entry.stream.group, "released", 0, [entry.entry_id], idle=RELEASED_IDLE_MS, justid=True
+            key, entry.stream.group, RELEASED, 0, [entry.entry_id], idle=RELEASED_IDLE_MS, justid=True
         )
 
     @available
@@ -305,6 +305,19 @@ class RedisBroker(RedisState):
             if "NOGROUP" not in str(error):
                 raise
             return StreamCounts(length, 0)
+
+    @available
+    async def holders(self, stream: Stream) -> dict[str, Holder]:
+        """The consumers of the stream's group by name."""
+        try:
+            found = await self.client.xinfo_consumers(self.keys.stream(stream), stream.group)
+        except ResponseError as error:
+            if "NOGROUP" not in str(error) and "no such key" not in str(error):
+                raise
+            return {}
+        return {
+            consumer["name"].decode(): Holder(int(consumer["pending"]), int(consumer["idle"])) for consumer in found
+        }
 
     @available
     async def untrained(self) -> int:

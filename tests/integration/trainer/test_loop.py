@@ -79,22 +79,28 @@ def test_nothing_is_kept_when_not_asked(bench: Bench, make_sample: Callable[...,
 def test_samples_are_acknowledged_with_the_checkpoint_only(bench: Bench, make_sample: Callable[..., Sample]) -> None:
     bench.feed([make_sample(turn) for turn in range(6)])
     seen: list[tuple[int, int, int]] = []
-    save = checkpoints.CheckpointStore.save
+    begin, finish = checkpoints.CheckpointStore.begin, checkpoints.CheckpointStore.finish
+    lengths: dict[int, int] = {}
 
-    def spy(store: checkpoints.CheckpointStore, state: checkpoints.TrainerState) -> Any:
-        counts = run(bench, bench.broker.counts(SAMPLES))
-        path = save(store, state)
-        after = run(bench, bench.broker.counts(SAMPLES))
-        # Meanwhile more may have been read; nothing was acknowledged.
-        assert (after.length, after.pending >= counts.pending) == (counts.length, True)
-        seen.append((state.step, counts.length, len(state.trained_turn_ids)))
+    def begun(store: checkpoints.CheckpointStore, state: checkpoints.TrainerState, exported: Any) -> None:
+        begin(store, state, exported)
+        lengths[state.step] = run(bench, bench.broker.counts(SAMPLES)).length
+        seen.append((state.step, lengths[state.step], len(state.trained_turn_ids)))
+
+    def finished(store: checkpoints.CheckpointStore) -> Any:
+        path = finish(store)
+        if path is not None:
+            # Meanwhile nothing was acknowledged.
+            step = checkpoints.read_state(path).step
+            assert run(bench, bench.broker.counts(SAMPLES)).length == lengths[step]
         return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints.CheckpointStore, "save", spy)
+        patch.setattr(checkpoints.CheckpointStore, "begin", begun)
+        patch.setattr(checkpoints.CheckpointStore, "finish", finished)
         bench.train(bench.config(training={"max_steps": 3, "save_interval": 2}))
     # At the second step nothing was acknowledged yet; the clean exit saves the third.
-    assert seen == [(2, 6, 4), (3, 2, 2)]
+    assert seen == [(2, 6, 4), (3, 2, 6)]
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
     assert run(bench, bench.broker.untrained()) == 0
 

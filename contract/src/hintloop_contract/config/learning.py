@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hintloop_contract.config.layout import LayoutKeys
 from hintloop_contract.config.method import LossKeys
@@ -33,7 +33,11 @@ class TrainingSection(LayoutKeys, LossKeys):
     train_batch_size: Positive = 16
     """Samples per optimizer step."""
     micro_batch_size: Positive = 2
-    """Most samples per forward pass."""
+    """Most samples per forward pass; not counted where `micro_batch_tokens` is given."""
+    micro_batch_tokens: Positive | None = None
+    """Most tokens per forward pass, padding included; a longer sample goes alone. Null: by `micro_batch_size`."""
+    packing: bool = True
+    """Samples of a forward pass end to end in one row, without padding; false pads them to the longest."""
     num_epochs: Positive = 1
     """Passes over each collection of `rollout_batch_size` samples."""
     learning_rate: PositiveFloat = 1e-6
@@ -65,6 +69,15 @@ class TrainingSection(LayoutKeys, LossKeys):
     """Stop after this many optimizer steps."""
     seed: int = 1234
     """Seed of the trainer."""
+
+    @model_validator(mode="after")
+    def _whole_rows(self) -> TrainingSection:
+        if self.packing and self.context_parallel_size > 1:
+            raise ValueError(
+                f"training.context_parallel_size {self.context_parallel_size} divides padded samples, not packed rows; "
+                "set training.packing = false"
+            )
+        return self
 
 
 class PublishingSection(Section):

@@ -6,15 +6,17 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from hintloop_contract.config import parse_arguments
 from hintloop_contract.errors import HintloopError
 from hintloop_contract.logs import configure_logging, log_resolved
 
 
-def main() -> int:
-    """Run until done or told to end; 0 on a clean exit."""
+def main(reached: Callable[[Any], None] | None = None) -> int:
+    """Run until done or told to end; 0 on a clean exit. ``reached`` is told of named moments (:mod:`points`)."""
     loaded = parse_arguments("hintloop_trainer")
     log = configure_logging("trainer", loaded.config.logging)
     stop = threading.Event()
@@ -31,7 +33,7 @@ def main() -> int:
     from hintloop_trainer.wiring import train
 
     try:
-        train(loaded.config, loaded.directory, stop)
+        train(loaded.config, loaded.directory, stop, *([reached] if reached else []))
     except HintloopError as error:
         log.error("trainer ended", error=type(error).__name__, detail=str(error))
         return 1

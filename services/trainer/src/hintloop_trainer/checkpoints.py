@@ -1,15 +1,17 @@
 """Checkpoints: weights, optimizer, generators, and what has been trained; durable before anyone relies on them.
 
-A checkpoint is a directory ``step-<n>``: Megatron's sharded files and ``state.json``. It is written under
-another name, synced, and renamed, so a directory of that name is whole.
+A checkpoint is a directory ``step-<n>``: Megatron's sharded files, ``state.json``, and in ``hf/`` the same weights as
+they were exported. It is written under another name, synced, and renamed, so a directory of that name is whole.
 """
 
 from __future__ import annotations
 
 import shutil
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,25 @@ import torch.distributed as dist
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
 from megatron.core import dist_checkpointing
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedBase, is_main_replica
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from torch.distributed.checkpoint import CheckpointException
 
-from hintloop_trainer import forced
+from hintloop_trainer import durable, forced, generators
 from hintloop_trainer.errors import CheckpointError
+from hintloop_trainer.forked_save import ForkedSave
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
-from hintloop_trainer.megatron import cpu, export, optimizer
+from hintloop_trainer.megatron import cpu, optimizer
+from hintloop_trainer.points import Point, Reached, pass_by
+from hintloop_trainer.tally import Moments
 
 PREFIX = "step-"
 STATE_FILE = "state.json"
+EXPORT = "hf"
+#: Room held for the small files that come last, so that a volume that fills up meanwhile does not lack it then.
+_RESERVE_FILE, _RESERVE_BYTES = ".reserve", 16 * 2**20
 
 
 class TrainerState(msgspec.Struct):
@@ -39,13 +50,22 @@ class TrainerState(msgspec.Struct):
     run: str
     lineage: Lineage
     trained_turn_ids: list[str]
-    """Turns trained and not known to be acknowledged, whichever run trained them: they may still be in the stream."""
+    """The newest turns that are in these weights, oldest first, whichever run trained them: all that may still be in
+    the stream, and those that an older copy of it could bring back."""
     num_trained: int
     """Samples trained over all runs."""
     model_path: str
     dtype: str
     lora: str = ""
     """Size and place of the adapters, whose base is in ``model_path`` and not here; empty: the weights are here."""
+    history: str = ""
+    """SHA-256 (hex) over the history before and a turn's id, for every turn in these weights in the order trained."""
+    ranks: list[int] = []
+    """Layout that the generators belong to (:func:`generators.sizes`)."""
+    advantages: Moments = msgspec.field(default_factory=Moments)
+    """Of all advantages up to here."""
+    kept: dict[str, Any] = {}
+    """What parts of the loop want to find again, by their names: values that JSON has."""
 
 
 def step_directory(root: Path, step: int) -> Path:
@@ -80,49 +100,152 @@ def _deterministic_warnings() -> Iterator[None]:
         yield
 
 
-def _generators() -> dict[str, Any]:
-    return {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
+def remove_leftovers(root: Path) -> None:
+    """Delete what runs left that ended while they wrote; to be called before anything is written."""
+    for left in root.glob(f".{PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
-def _sharded(learner: Learner, *, loading: bool) -> dict[str, Any]:
+def _sharded(learner: Learner, *, with_generators: bool, loading: bool) -> dict[str, Any]:
     weights = learner.sharded_weights()
-    return {
+    found = {
         "model": weights,
-        "optimizer": learner.optimizer.sharded_state_dict(weights, is_loading=loading),
-        "generators": _generators(),
+        "optimizer": optimizer.sharded(learner.optimizer, weights, loading=loading),
         "teacher": {} if learner.own_teacher is None else learner.own_teacher.sharded(),
     }
+    if with_generators:
+        found["generators"] = generators.sharded(learner.layout)
+    return found
+
+
+def _num_bytes(sharded: dict[str, Any]) -> int:
+    """Bytes that all ranks together will write. Collective."""
+    mine = sum(
+        entry.data.nbytes
+        for entry in nested_values(sharded)
+        if isinstance(entry, ShardedBase) and isinstance(entry.data, torch.Tensor) and is_main_replica(entry.replica_id)
+    )
+    total = torch.tensor([mine], dtype=torch.int64, device=cpu.device())
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """A checkpoint whose files are being written."""
+
+    step: int
+    state: bytes
+    """As it was when the checkpoint was begun; training goes on meanwhile."""
+    aside: Path
+    target: Path
+    num_bytes: int
 
 
 class CheckpointStore:
-    """Writes and reads checkpoints of one learner. Methods are called on all ranks."""
+    """Writes and reads checkpoints of one learner, one at a time. Methods are called on all ranks."""
 
-    def __init__(self, root: Path, learner: Learner, keep: int) -> None:
+    def __init__(self, root: Path, learner: Learner, keep: int, reached: Reached = pass_by) -> None:
         """Keep the newest ``keep`` checkpoints below ``root``."""
         self._root = root
         self._learner = learner
         self._keep = keep
+        self._reached = reached
+        self._leader = learner.layout.rank == 0
+        self._writing: _Writing | None = None
+        self._calls = AsyncCallsQueue(persistent=False)
 
-    def save(self, state: TrainerState) -> Path:
-        """Write a checkpoint; it is durable when this returns."""
+    def begin(self, state: TrainerState, exported: Path | None) -> None:
+        """Begin to write a checkpoint of this moment; :meth:`finish` tells when it is durable.
+
+        ``exported`` has the same weights as a Hugging Face directory; without it they are exported here.
+
+        Raises:
+            CheckpointError: it cannot be written; nothing is left of it.
+        """
         target = step_directory(self._root, state.step)
-        aside = self._root / f".{target.name}.partial"
-        leader = self._learner.layout.rank == 0
-        if leader:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-        dist.barrier()
-        with _deterministic_warnings():
-            dist_checkpointing.save(_sharded(self._learner, loading=False), str(aside))
-        dist.barrier()
-        if leader:
-            (aside / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-            if target.exists():
-                shutil.rmtree(target)
-            export.put_in_place(aside, target)
-            self._prune()
-        dist.barrier()
-        return target
+        # A name of its own: a killed run's writer may live on for a moment.
+        names = [f".{target.name}.{uuid.uuid4().hex[:8]}.partial"]
+        dist.broadcast_object_list(names, src=0)
+        sharded = _sharded(self._learner, with_generators=True, loading=False)
+        state.ranks = generators.sizes(self._learner.layout)
+        data = msgspec.json.format(msgspec.json.encode(state))
+        self._writing = _Writing(state.step, data, self._root / names[0], target, _num_bytes(sharded))
+        try:
+            self._prepare(self._writing, exported)
+            self._start(sharded, self._writing.aside)
+        except CheckpointError as error:
+            raise self._abandoned(str(error)) from error
+        if self._leader:
+            self._reached(Point.WRITING)
+
+    def _prepare(self, writing: _Writing, exported: Path | None) -> None:
+        def make_room() -> None:
+            if durable.free_bytes(self._root) < writing.num_bytes + _RESERVE_BYTES:
+                raise OSError("the volume has not enough room")
+            writing.aside.mkdir(parents=True)
+            durable.reserve(writing.aside / _RESERVE_FILE, _RESERVE_BYTES)
+            if exported is not None:
+                durable.share_files(exported, writing.aside / EXPORT)
+
+        durable.together(make_room if self._leader else None)
+        if exported is None:
+            self._learner.export(writing.aside / EXPORT)
+
+    def _start(self, sharded: dict[str, Any], aside: Path) -> None:
+        failure: OSError | None = None
+        try:
+            with _deterministic_warnings():
+                request = dist_checkpointing.save(
+                    sharded, str(aside), ForkedSave(partial(durable.agree, None)), async_sharded_save=True
+                )
+                request.finalize_fns.insert(0, lambda: (aside / _RESERVE_FILE).unlink(missing_ok=True))
+                self._calls.schedule_async_request(request)
+        except OSError as error:
+            failure = error
+        durable.agree(failure)
+
+    def finish(self) -> Path | None:
+        """The checkpoint begun last once it is durable on all ranks; ``None`` as long as it is not, or if none is.
+
+        Raises:
+            CheckpointError: it could not be written; nothing is left of it, and those before it stand.
+        """
+        if self._writing is None:
+            return None
+        writing = self._writing
+        try:
+            with _deterministic_warnings():
+                if not self._calls.maybe_finalize_async_calls():
+                    return None
+            durable.together(partial(self._put_in_place, writing) if self._leader else None)
+        except (CheckpointException, CheckpointError, OSError) as error:
+            raise self._abandoned(_cause(error)) from error
+        self._writing = None
+        return writing.target
+
+    def _put_in_place(self, writing: _Writing) -> None:
+        (writing.aside / STATE_FILE).write_bytes(writing.state)
+        self._reached(Point.BEFORE_RENAME)
+        durable.put_in_place(writing.aside, writing.target)
+        self._reached(Point.AFTER_RENAME)
+        for old in complete(self._root)[: -self._keep]:
+            shutil.rmtree(old)
+
+    def _abandoned(self, cause: str) -> CheckpointError:
+        """Leave nothing of the checkpoint that is being written; the error that says why."""
+        writing, self._writing = self._writing, None
+        assert writing is not None
+        for call in self._calls.async_calls:
+            call.async_caller.close(abort=True)
+        self._calls.async_calls.clear()
+        free = durable.free_bytes(self._root)
+        if self._leader:
+            shutil.rmtree(writing.aside, ignore_errors=True)
+        return CheckpointError(
+            f"no checkpoint of step {writing.step} in {self._root}: {cause}. It takes {writing.num_bytes} bytes; "
+            f"{free} were free"
+        )
 
     def load(self, directory: Path) -> None:
         """Put the learner where the checkpoint left it; the layout of ranks may differ.
@@ -132,22 +255,35 @@ class CheckpointStore:
         Raises:
             CheckpointError: the files cannot be read into this model.
         """
+        state, learner = read_state(directory), self._learner
+        same = state.ranks == generators.sizes(learner.layout)
         try:
             with _deterministic_warnings():
-                loaded = dist_checkpointing.load(_sharded(self._learner, loading=True), str(directory))
-                self._learner.restore_weights(loaded["model"])
-                self._learner.optimizer.load_state_dict(loaded["optimizer"])
-                if self._learner.own_teacher is not None:
-                    self._learner.own_teacher.restore(loaded["teacher"])
-        except (KeyError, ValueError, RuntimeError, OSError) as error:
-            raise CheckpointError(f"{directory} cannot be loaded: {type(error).__name__}: {error}") from error
-        optimizer.configure(self._learner.optimizer, self._learner.config.training)
-        torch.set_rng_state(loaded["generators"]["torch"])
-        get_cuda_rng_tracker().set_states(loaded["generators"]["tracker"])
+                loaded = dist_checkpointing.load(_sharded(learner, with_generators=same, loading=True), str(directory))
+                learner.restore_weights(loaded["model"])
+                learner.optimizer.load_state_dict(loaded["optimizer"])
+                if learner.own_teacher is not None:
+                    learner.own_teacher.restore(loaded["teacher"])
+        except (CheckpointException, KeyError, ValueError, RuntimeError, OSError, EOFError) as error:
+            raise CheckpointError(
+                f"{directory} cannot be loaded: {type(error).__name__}: {_cause(error)}. To go on from the checkpoint "
+                "before it, move it away; the samples that it alone holds are then lost"
+            ) from error
+        optimizer.configure(learner.optimizer, learner.config.training)
+        if same:
+            generators.restore(loaded["generators"])
+        else:
+            generators.begin_anew(learner.config.training.seed + state.step)
 
-    def _prune(self) -> None:
-        for old in complete(self._root)[: -self._keep]:
-            shutil.rmtree(old)
+
+def _cause(error: BaseException) -> str:
+    """What Megatron's wrapped errors come from, in a line."""
+    failures = getattr(error, "failures", None)
+    found = [str(wrapped[0]) for wrapped in failures.values()] if failures else [str(error)]
+    text = "; ".join(line.removeprefix("Worker failure: ") for line in found) or type(error).__name__
+    if "results_queue should not be empty" in text:
+        return "the process that writes it was killed"
+    return text
 
 
 class Resumable:
@@ -164,7 +300,8 @@ class Resumable:
         self.score = learner.score
         self.export = learner.export
         self.export_adapter = learner.export_adapter
-        self.save = store.save
+        self.begin_save = store.begin
+        self.finish_save = store.finish
         self.load = store.load
 
 

@@ -12,6 +12,7 @@ from hintloop_contract.config.schema import Config
 from hintloop_trainer.background import Background
 from hintloop_trainer.filling import Filling
 from hintloop_trainer.metrics.sinks import Sinks
+from hintloop_trainer.points import Reached, pass_by
 from hintloop_trainer.prm_client import PrmClient
 from hintloop_trainer.prm_watch import PrmWatch
 from hintloop_trainer.publish.protocol import Publisher
@@ -41,3 +42,4 @@ class LoopDeps:
     stop: threading.Event
     ending: asyncio.Event
     """Tells the background's lasting work to end."""
+    reached: Reached = pass_by

@@ -15,18 +15,21 @@ import structlog
 from hintloop_contract.errors import DependencyError
 
 from hintloop_trainer.deps import LoopDeps
-from hintloop_trainer.errors import BackgroundError, TrainingError
+from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError
 from hintloop_trainer.learner import StepResult
+from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish_part import PublishPart
 from hintloop_trainer.report import Metrics
 from hintloop_trainer.report_part import ReportPart
-from hintloop_trainer.samples import Held
-from hintloop_trainer.save_part import SavePart
+from hintloop_trainer.samples import Held, without_message
+from hintloop_trainer.save_part import SavePart, continued
 from hintloop_trainer.teacher_part import TeacherPart
 from hintloop_trainer.waiting import FIRST_RETRY_S, StopRequestedError, Waiting
 
 COLLECT_WAIT_S = 5.0
+#: The same while a checkpoint is being written, which is to be acknowledged soon.
+SAVING_WAIT_S = 0.5
 
 
 class TrainingLoop:
@@ -57,12 +60,14 @@ class TrainingLoop:
         Raises:
             BackgroundError: work in the background ended; a checkpoint is left behind.
             WeightsError: the weights are no numbers; the last checkpoint stays the newest.
+            CheckpointError: the last steps are in no checkpoint; their samples come again.
         """
         try:
             scores = self._publishing.probe()
             self._publishing.publish(scores)
             self._teacher.start(self._progress.step, scores)
             while not self._finished():
+                self._saving.look()
                 self._waiting.status("collecting")
                 held = self._collect()
                 if held is not None:
@@ -87,7 +92,12 @@ class TrainingLoop:
         return self._deps.stop.is_set() or (limit is not None and done >= limit)
 
     def _close(self, phase: str) -> None:
-        self._saving.save_rest()
+        try:
+            self._saving.save_rest()
+        except CheckpointError as error:
+            self._give_back()
+            self._waiting.status("failed", detail=str(error))
+            raise
         self._give_back()
         self._waiting.status(phase)
 
@@ -102,8 +112,9 @@ class TrainingLoop:
     def _collect(self) -> list[Held] | None:
         deps = self._deps
         count = deps.config.rollout.rollout_batch_size
+        wait_s = SAVING_WAIT_S if self._saving.writing else COLLECT_WAIT_S
         try:
-            held = deps.background.run(deps.source.collect(count, self._progress.lineage, COLLECT_WAIT_S))
+            held = deps.background.run(deps.source.collect(count, self._progress.lineage, wait_s))
         except DependencyError as error:
             self._log.warning("broker away", detail=str(error))
             deps.stop.wait(FIRST_RETRY_S)
@@ -139,7 +150,6 @@ class TrainingLoop:
                 except TrainingError as error:
                     left_out.add(index)
                     self._leave_out(batch, error)
-        self._saving.save_if_due()
 
     def _leave_out(self, batch: list[Held], error: TrainingError) -> None:
         """No step can be made with ``batch``, and the weights are as they were: its samples fail, training goes on."""
@@ -156,7 +166,9 @@ class TrainingLoop:
     def _step(self, index: int, batch: list[Held], prepared_s: float, *, first_pass: bool) -> None:
         progress, deps = self._progress, self._deps
         staleness = [progress.lineage.behind(item.sample.version_oldest) or 0 for item in batch]
+        deps.reached(Point.BEFORE_STEP)
         result: StepResult = deps.ranks.call("step", index)
+        deps.reached(Point.AFTER_STEP)
         progress.step += 1
         scores = self._publishing.probe()
         if first_pass:
@@ -173,7 +185,8 @@ class TrainingLoop:
     def _count(self, batch: list[Held]) -> None:
         """A step was made with ``batch`` for the first time."""
         progress = self._progress
-        progress.unsaved.extend(batch)
+        progress.unsaved.extend(without_message(held.entry) for held in batch)
+        progress.history = continued(progress.history, [held.sample.turn_id for held in batch])
         progress.num_trained += len(batch)
         trained = {held.entry.entry_id for held in batch}
         progress.collection = [held for held in progress.collection if held.entry.entry_id not in trained]

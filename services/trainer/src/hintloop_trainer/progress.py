@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hintloop_contract.broker import Entry
 
 from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.samples import Held
@@ -18,9 +22,16 @@ class Progress:
     lineage: Lineage = field(default_factory=Lineage)
     collection: list[Held] = field(default_factory=list)
     """Samples of the collection that is being trained, as far as no step was made with them yet."""
-    unsaved: list[Held] = field(default_factory=list)
-    """Trained since the last checkpoint, still pending in the stream."""
+    unsaved: list[Entry[Any]] = field(default_factory=list)
+    """Trained since the last checkpoint was begun, still pending in the stream; without their messages."""
     saved_step: int = 0
     steps_at_start: int = 0
     """The step that this run began with."""
+    history: str = ""
+    """Stands for all turns in the weights, in the order trained (:attr:`checkpoints.TrainerState.history`)."""
+    exported: Path | None = None
+    """Directory with the weights of :attr:`exported_step`."""
+    exported_step: int = -1
     advantages: Moments = field(default_factory=Moments)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What parts of the loop want to find again after a resume, by their names: values that JSON has."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.errors import WeightsError
+from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish.release import Release
 from hintloop_trainer.waiting import Waiting
@@ -46,6 +47,8 @@ class PublishPart:
         started = time.perf_counter()
         directory = Path(deps.config.publishing.weights_dir).resolve() / str(version)
         digest: str = deps.ranks.call("export", directory)
+        progress.exported, progress.exported_step = directory, progress.step
+        deps.reached(Point.EXPORTED)
         exported = time.perf_counter()
         fields = {
             "step": str(progress.step),
@@ -56,5 +59,6 @@ class PublishPart:
         insist("describing a version", lambda: deps.broker.describe_version(version, fields))
         release = Release(version, directory, deps.probe_ids, scores)
         insist("publishing", lambda: deps.publisher.publish(release))
+        deps.reached(Point.PUBLISHED)
         progress.lineage.release(version, progress.step)
         return {"export": exported - started, "publish": time.perf_counter() - exported}

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 import torch.distributed as dist
 
-from hintloop_trainer.errors import TrainingError
+from hintloop_trainer.errors import CheckpointError, TrainingError
 from hintloop_trainer.megatron.parallel import Layout
 
 _STOP, _IDLE = "stop", "idle"
@@ -46,9 +46,9 @@ class Ranks:
                 continue
             try:
                 getattr(self._target, method)(*arguments)
-            except TrainingError as error:
-                # All ranks alike made no step; what follows from it the leader says.
-                structlog.get_logger().info("no step", detail=str(error))
+            except (TrainingError, CheckpointError) as error:
+                # All ranks alike did nothing; what follows from it the leader says.
+                structlog.get_logger().info("not done", method=method, detail=str(error))
 
     def _announce(self, method: str, arguments: tuple[Any, ...]) -> None:
         if self._layout.world_size > 1:

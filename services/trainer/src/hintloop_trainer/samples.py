@@ -7,15 +7,17 @@ Everything read stays pending in the stream until :meth:`SampleSource.finish`: a
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
-from hintloop_contract.broker import Broker, Entry
+from hintloop_contract.broker import RELEASED, Broker, Entry
 from hintloop_contract.errors import DependencyError, HintloopError
 from hintloop_contract.messages import Drop, DropReason, Message, Sample, Stage
 from hintloop_contract.streams import SAMPLES
@@ -26,6 +28,10 @@ from hintloop_trainer.errors import SampleError
 from hintloop_trainer.lineage import Lineage
 
 READ_BLOCK_MS = 500
+#: How often it is said that something is waited for, seconds.
+TELL_S = 10.0
+#: Trained turns remembered, against copies of the stream from before they were acknowledged.
+MEMORY = 20_000
 RETRY_S = 1.0
 
 
@@ -35,6 +41,16 @@ class Held:
 
     sample: Sample
     entry: Entry[Message]
+
+
+def without_message(entry: Entry[Message]) -> Entry[Any]:
+    """What is needed to acknowledge an entry; a sample takes up to some hundred kilobytes."""
+    return replace(entry, message=None)
+
+
+def _position(held: Held) -> tuple[int, int]:
+    milliseconds, number = held.entry.entry_id.split("-")
+    return int(milliseconds), int(number)
 
 
 class SampleSource:
@@ -53,10 +69,14 @@ class SampleSource:
         self._waiting: list[Held] = []
         self._held: dict[str, str] = {}
         """Entry id by turn id, of everything unacknowledged."""
-        self._saved: dict[str, float] = {}
-        """Turns that a durable checkpoint holds and that may still be in the stream; when that was noted, seconds."""
+        self._saved: dict[str, None] = {}
+        """The newest :data:`MEMORY` turns that a durable checkpoint holds, in the order trained: should one come
+        again, it is acknowledged and not trained."""
         self._unsaved: dict[str, None] = {}
-        """Turns trained since the last checkpoint, in order."""
+        """Turns trained since, in order."""
+        self._recovered = False
+        """Whether all that was pending at the start is held, acknowledged or gone."""
+        self._told_s = 0.0
         self._uncounted = 0
         self.dropped: Counter[str] = Counter()
         """Samples dropped by this source, by reason; to be read only."""
@@ -65,8 +85,9 @@ class SampleSource:
 
     def skip(self, turn_ids: Sequence[str]) -> None:
         """These turns are in a durable checkpoint: acknowledge them when they come."""
-        now_s = time.monotonic()
-        self._saved.update(dict.fromkeys(turn_ids, now_s))
+        self._saved.update(dict.fromkeys(turn_ids))
+        for turn_id in list(self._saved)[:-MEMORY]:
+            del self._saved[turn_id]
 
     async def start(self) -> None:
         """Say that nothing is trained and unacknowledged: what an earlier run left is acknowledged as it comes."""
@@ -93,7 +114,10 @@ class SampleSource:
                 if time.monotonic() - renewed >= period_s:
                     await self._renew_and_claim()
                     renewed = time.monotonic()
-                await self._read()
+                if self._recovered:
+                    await self._read()
+                else:
+                    await self._recover()
             except DependencyError as error:
                 self._log.warning("broker away", detail=str(error))
                 await asyncio.sleep(RETRY_S)
@@ -101,16 +125,43 @@ class SampleSource:
     async def _renew_and_claim(self) -> None:
         if self._held:
             await self._broker.renew(SAMPLES, self._consumer, list(self._held.values()))
+        if self._recovered:
+            await self._claim()
+
+    async def _claim(self) -> None:
         free = self._capacity - len(self._waiting)
-        if free <= 0:
+        if free > 0:
+            await self._take(await self._broker.claim(SAMPLES, self._consumer, free, self._claim_idle_ms))
+
+    async def _recover(self) -> None:
+        """Take up what an earlier trainer held, in the stream's order and before anything newer.
+
+        What one trainer held was renewed at different times. Only when all of it may be claimed, claims give it in
+        order; then batches are formed as they would have been without the interruption.
+        """
+        holders = await self._broker.holders(SAMPLES)
+        holders.pop(self._consumer, None)
+        if not any(holder.pending for holder in holders.values()):
+            self._recovered = True
             return
-        now_s = time.monotonic()
-        claimed = await self._broker.claim(SAMPLES, self._consumer, free, self._claim_idle_ms)
-        await self._take(claimed)
-        if len(claimed) < free:
-            # No entry is left that no one renews. What was trained long ago and did not come by now is gone.
-            settled_s = now_s - 2 * self._claim_idle_ms / 1000
-            self._saved = {turn_id: noted_s for turn_id, noted_s in self._saved.items() if noted_s > settled_s}
+        busy = {
+            name: holder.pending
+            for name, holder in holders.items()
+            if holder.pending and name != RELEASED and holder.idle_ms < self._claim_idle_ms
+        }
+        if busy:
+            self._tell("waiting for samples that another trainer held last", holders=busy)
+            await asyncio.sleep(READ_BLOCK_MS / 1000)
+            return
+        await self._claim()
+        if len(self._waiting) >= self._capacity:
+            await asyncio.sleep(READ_BLOCK_MS / 1000)
+
+    def _tell(self, what: str, **fields: object) -> None:
+        """Log it, at most once in :data:`TELL_S`."""
+        if time.monotonic() - self._told_s >= TELL_S:
+            self._told_s = time.monotonic()
+            self._log.warning(what, claim_idle_ms=self._claim_idle_ms, **fields)
 
     async def _read(self) -> None:
         free = self._capacity - len(self._waiting)
@@ -122,11 +173,7 @@ class SampleSource:
     async def _take(self, entries: Sequence[Entry[Message]]) -> None:
         known = {entry.turn_id: entry for entry in entries if entry.turn_id in self._saved}
         if known:
-            # Noted anew: should this fail, they take as long again to come back.
-            self.skip(list(known))
             await self._broker.finish(list(known.values()))
-            for turn_id in known:
-                self._saved.pop(turn_id, None)
             self._log.info("acknowledged turns that the checkpoint holds", count=len(known))
         for entry in entries:
             if entry.turn_id in known or entry.turn_id in self._held:
@@ -146,7 +193,8 @@ class SampleSource:
                 entry, stage=Stage.TRAIN, error=str(error), traceback=traceback.format_exc(), max_attempts=1
             )
             return
-        self._waiting.append(Held(entry.message, entry))
+        # A sample that comes again stands where it stood.
+        bisect.insort(self._waiting, Held(entry.message, entry), key=_position)
         self._held[entry.turn_id] = entry.entry_id
 
     async def collect(self, count: int, lineage: Lineage, timeout_s: float) -> list[Held] | None:
@@ -191,24 +239,28 @@ class SampleSource:
     async def put_back(self, collected: Sequence[Held]) -> None:
         """Let collected samples wait again, before all others."""
         async with self._arrived:
-            self._waiting[:0] = collected
+            self._waiting = sorted([*collected, *self._waiting], key=_position)
             self._arrived.notify_all()
 
-    async def finish(self, trained: Sequence[Held]) -> None:
+    async def finish(self, trained: Sequence[Entry[Any]]) -> None:
         """Acknowledge samples that a durable checkpoint holds."""
-        turn_ids = [held.sample.turn_id for held in trained]
-        # Until the acknowledgement is through they are to be acknowledged when they come again.
+        turn_ids = [entry.turn_id for entry in trained]
+        # Should the acknowledgement fail, it is made up for when they come again.
         self.skip(turn_ids)
         for turn_id in turn_ids:
             self._held.pop(turn_id, None)
             self._unsaved.pop(turn_id, None)
-        await self._broker.finish([held.entry for held in trained])
-        for turn_id in turn_ids:
-            self._saved.pop(turn_id, None)
+        num_held = await self._broker.finish(trained)
+        if num_held < len(trained):
+            self._log.error(
+                "trained samples are not in the stream any more: Redis lost data, or another trainer took them; "
+                "those that come again are not trained",
+                missing=len(trained) - num_held,
+            )
         await self._broker.set_trained_pending(len(self._unsaved))
 
-    async def unacknowledged(self) -> list[str]:
-        """Turns that are trained and may still be in the stream, whichever run trained them."""
+    async def in_weights(self) -> list[str]:
+        """The newest turns that are trained, oldest first, whichever run trained them; all that are unacknowledged."""
         return [*self._saved, *self._unsaved]
 
     async def fail(self, held: Held, error: str, max_attempts: int) -> None:

@@ -16,7 +16,10 @@ from hintloop_contract.ids import consumer_name, new_id
 from hintloop_contract.listening import listen
 from hintloop_contract.redis_broker import RedisBroker, connect
 
-from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
+from hintloop_trainer import (
+    durable,
+    megatron,  # noqa: F401  # before anything of megatron-core
+)
 from hintloop_trainer.admission import Admission
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable
@@ -30,6 +33,7 @@ from hintloop_trainer.metrics import serving, wandb_run
 from hintloop_trainer.metrics.prometheus import PrometheusSink
 from hintloop_trainer.metrics.sinks import sinks_from
 from hintloop_trainer.objective import objective_from
+from hintloop_trainer.points import Reached, pass_by
 from hintloop_trainer.prm_client import PrmClient
 from hintloop_trainer.prm_watch import PrmWatch
 from hintloop_trainer.progress import Progress
@@ -38,6 +42,7 @@ from hintloop_trainer.publish.probe import probe_ids
 from hintloop_trainer.publish.protocol import TOLERANCES, Publisher
 from hintloop_trainer.publish.reconciler import reconcile_forever
 from hintloop_trainer.publish.sglang import SglangControl
+from hintloop_trainer.publish.transport import DiskTransport, GroupTransport
 from hintloop_trainer.publish.vllm import VllmControl
 from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.samples import SampleSource
@@ -58,23 +63,28 @@ def make_publisher(config: Config, broker: Broker, engines: Sequence[EngineContr
     publishing = config.publishing
     weights_dir = publishing.weights_dir.resolve()
     weights_dir.mkdir(parents=True, exist_ok=True)
+    by_group = publishing.transport == "process_group"
     return Publisher(
         broker,
         engines,
         weights_dir=weights_dir,
         tolerance=publishing.probe_tolerance or TOLERANCES[config.model.dtype],
         keep_versions=publishing.keep_versions,
+        transport=GroupTransport(cpu.device(), publishing.timeout_s) if by_group else DiskTransport(),
     )
 
 
-def train(config: Config, config_dir: Path, stop: threading.Event) -> None:
-    """Run the trainer on this rank until ``stop`` (leading rank) or until the leader is done."""
+def train(config: Config, config_dir: Path, stop: threading.Event, reached: Reached = pass_by) -> None:
+    """Run the trainer on this rank until ``stop`` (leading rank) or until the leader is done.
+
+    ``reached`` is told by the leading rank when it gets to one of the run's named moments.
+    """
     wandb_run.require(config)
     loss = load_loss(config.custom_loss, [config_dir])
     objective = objective_from(config, loss)
     layout = parallel.start_for(config.training, config.training.seed)
     learner = Learner(config, objective, layout)
-    store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints)
+    store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints, reached)
     ranks = Ranks(Resumable(learner, store), layout)
     if layout.rank == 0:
         if cpu.emulates(learner.dtype):
@@ -82,21 +92,25 @@ def train(config: Config, config_dir: Path, stop: threading.Event) -> None:
                 "model.dtype bfloat16 is emulated on this processor, and far slower than float32; set float32"
             )
         structlog.get_logger().info("method", **objective.effective())
-        _lead(config, loss, ranks, learner.arch.vocab_size, stop)
+        with durable.alone_in(config.training.checkpoint_dir):
+            _lead(config, loss, ranks, learner.arch.vocab_size, stop, reached)
         ranks.stop()
     else:
         ranks.follow()
     parallel.stop()
 
 
-def _lead(config: Config, loss: LoadedLoss, ranks: Ranks, vocab_size: int, stop: threading.Event) -> None:
+def _lead(
+    config: Config, loss: LoadedLoss, ranks: Ranks, vocab_size: int, stop: threading.Event, reached: Reached
+) -> None:
     with Background() as background, ExitStack() as closing:
         broker = background.run(_connect(config))
         closing.callback(lambda: background.run(broker.close()))
         session = background.run(_session())
         closing.callback(lambda: background.run(session.close()))
         publisher = make_publisher(config, broker, engine_controls(config, session))
-        lead(config, loss, ranks, vocab_size, stop, background, broker, publisher)
+        closing.callback(lambda: background.run(publisher.close()))
+        lead(config, loss, ranks, vocab_size, stop, background, broker, publisher, reached)
 
 
 async def _connect(config: Config) -> Broker:
@@ -128,6 +142,7 @@ def lead(
     background: Background,
     broker: Broker,
     publisher: Publisher,
+    reached: Reached = pass_by,
 ) -> Progress:
     """Run the training loop with its background tasks; returns when it is done or ``stop`` is set."""
     source = _source(config, loss, broker, vocab_size)
@@ -150,6 +165,7 @@ def lead(
         run=run,
         stop=stop,
         ending=ending,
+        reached=reached,
     )
     loop = TrainingLoop(deps)
     loop.resume()
