@@ -70,6 +70,11 @@ class TrainingSection(LayoutKeys, LossKeys):
     seed: int = 1234
     """Seed of the trainer."""
 
+    @property
+    def most_unacknowledged(self) -> int:
+        """Most samples that are trained and not acknowledged: those of the checkpoint being written, and of the next."""
+        return self.save_interval * self.train_batch_size * (2 if self.async_save else 1)
+
     @model_validator(mode="after")
     def _whole_rows(self) -> TrainingSection:
         if self.packing and self.context_parallel_size > 1:

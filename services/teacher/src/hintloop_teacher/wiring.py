@@ -103,7 +103,7 @@ async def run_worker(deps: TeacherDeps, stop: asyncio.Event) -> None:
         slots=config.prm.max_concurrency,
         claim_idle_ms=config.redis.claim_idle_ms,
         max_attempts=config.redis.max_attempts,
-        sink_bound=config.training.save_interval * config.training.train_batch_size + config.admission_limit,
+        sink_bound=config.training.most_unacknowledged + config.admission_limit,
     )
 
     async def ready() -> bool:
