@@ -133,9 +133,10 @@ def _everyones(
     """Results by turn id, of all data-parallel ranks' shares."""
     layout = learner.layout
     mine = batching.share(examples, layout.dp_rank, layout.dp_size)
-    size = learner.config.training.micro_batch_size
-    batches = batching.divide(mine, size, candidates=with_candidates, device=cpu.device()) if mine else []
-    rows = learner.read_rows(batches, read, network) if batches else []
+    batches = batching.divide(mine, learner.limits, candidates=with_candidates, device=cpu.device()) if mine else []
+    # Ranks that share experts go through the model together, whoever of them has something to read.
+    meeting = bool(examples) and layout.ep_size > 1
+    rows = learner.read_rows(batches, read, network) if batches or meeting else []
     found = {
         example.turn_id: item
         for batch, items in zip(batches, rows, strict=False)
@@ -144,5 +145,5 @@ def _everyones(
     if layout.world_size == 1:
         return found
     parts: list[dict[str, Any]] = [{}] * layout.world_size
-    dist.all_gather_object(parts, found if layout.last_stage and layout.tp_rank == 0 else {})
+    dist.all_gather_object(parts, found if layout.reports else {})
     return {turn_id: item for part in parts for turn_id, item in part.items()}

@@ -27,7 +27,19 @@ from hintloop_trainer import own_teacher, reference
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import LossError, ModelError, TrainingError
 from hintloop_trainer.groups import relative_scores
-from hintloop_trainer.megatron import adapter, cpu, export, logprobs, lora, model, optimizer, weights
+from hintloop_trainer.megatron import (
+    adapter,
+    attention,
+    cpu,
+    export,
+    lockstep,
+    logprobs,
+    lora,
+    model,
+    optimizer,
+    sequence,
+    weights,
+)
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.metrics.work import Meter, Work
 from hintloop_trainer.objective import Effective, Objective, Old, old_from
@@ -92,13 +104,14 @@ class Learner:
         self.layout = layout
         self.objective = objective
         self.dtype = DTYPES[config.model.dtype]
+        self.limits = batching.limits_from(config.training)
         self.arch = model.read_architecture(config.model.student_model_path)
-        self.model = model.build(self.arch, layout, self.dtype, config.model.max_seq_len)
+        self.model = model.build(self.arch, layout, self.dtype, config.model.max_seq_len, config.training)
         weights.load(self.model, self.arch, layout, config.model.student_model_path)
         if config.lora.enabled:
             lora.attach(self.model, self.arch, layout, config.lora, config.training.seed)
         with cpu.quietly():
-            self.replicated = optimizer.wrap(self.model)
+            self.replicated = optimizer.wrap(self.model, config.training)
             self.optimizer = optimizer.make(self.replicated, config.training, self.dtype)
         own = config.prm.teacher_source == "trainer" and objective.wants_teacher
         self.own_teacher = own_teacher.make(config, self.arch, layout, self.dtype, self.model) if own else None
@@ -129,7 +142,7 @@ class Learner:
         mine = batching.share(examples, self.layout.dp_rank, self.layout.dp_size)
         batches = batching.divide(
             mine,
-            self.config.training.micro_batch_size,
+            self.limits,
             candidates=self.objective.wants_candidates,
             device=cpu.device(),
         )
@@ -194,22 +207,31 @@ class Learner:
     ) -> list[Any]:
         """Megatron's schedule over the micro-batches; the last stage's outputs, in order."""
         schedule = get_forward_backward_func()
-        longest = max(item.input_ids_BS.shape[1] for item, _ in work)
+        longest = max((item.input_ids_BS.shape[1] for item, _ in work), default=2)
+        items, step = lockstep.evened(work, step, self._forward, self.layout)
         with cpu.quietly():
             outputs: list[Any] = schedule(
                 forward_step_func=step,
-                data_iterator=iter(work),
+                data_iterator=iter(items),
                 model=[self.replicated if network is None else network],
-                num_microbatches=len(work),
+                num_microbatches=len(items),
                 seq_length=longest,
                 micro_batch_size=self.config.training.micro_batch_size,
                 forward_only=forward_only,
             )
-        return outputs
+        return [output for output in outputs if output is not None]
 
     def _hidden(self, network: Any, batch: MicroBatch) -> torch.Tensor:
-        mask = model.causal_mask(batch.input_ids_BS.shape[1])
-        hidden: torch.Tensor = network(batch.input_ids_BS, batch.position_ids_BS, mask)
+        return self._forward(network, batch.input_ids_BS, batch.position_ids_BS, batch.lengths)
+
+    def _forward(
+        self, network: Any, ids_BS: torch.Tensor, positions_BS: torch.Tensor, lengths: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """Hidden states; ``lengths`` are those of a packed row's sequences. Attention is causal by itself."""
+        row = None
+        if lengths is not None:
+            row = attention.packed_row(lengths, sequence.multiple(self.model.config), ids_BS.device)
+        hidden: torch.Tensor = network(ids_BS, positions_BS, None, packed_seq_params=row)
         return hidden
 
     def _scores(self, batch: MicroBatch, hidden_SBH: torch.Tensor) -> logprobs.Scores:
@@ -274,7 +296,7 @@ class Learner:
 
     def _sum_up(self, outputs: list[Output]) -> tuple[Tally, Moments, list[TokenTrace], Effective]:
         """Metrics, loss, traces and coefficients over all data-parallel ranks, on every rank."""
-        mine = outputs if self.layout.last_stage and self.layout.tp_rank == 0 else []
+        mine = outputs if self.layout.reports else []
         everyone: list[list[Output]] = [mine] * self.layout.world_size
         if self.layout.world_size > 1:
             dist.all_gather_object(everyone, mine)

@@ -14,17 +14,18 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from hintloop_trainer.megatron import cpu
+from hintloop_trainer.megatron import cpu, distributed
 from hintloop_trainer.megatron.model import PolicyModel
 
 
-def wrap(model: PolicyModel) -> DistributedDataParallel:
+def wrap(model: PolicyModel, training: TrainingSection) -> DistributedDataParallel:
     """The model with float32 gradient buffers that are summed over data-parallel ranks."""
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
-        use_distributed_optimizer=False,
+        overlap_grad_reduce=training.overlap_grad_reduce,
+        use_distributed_optimizer=training.use_distributed_optimizer,
         average_in_collective=False,
     )
     return DistributedDataParallel(model.config, config, model)
@@ -41,17 +42,41 @@ def make(replicated: DistributedDataParallel, training: TrainingSection, dtype: 
         adam_beta2=training.adam_beta2,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
-        use_distributed_optimizer=False,
+        use_distributed_optimizer=training.use_distributed_optimizer,
         # An infinite bound clips nothing and still has the norm computed.
         clip_grad=training.grad_clip or math.inf,
     )
     with cpu.quietly():
         optimizer = get_megatron_optimizer(config, [replicated])
+    for part in _distributed_parts(optimizer):
+        distributed.mend(part)
     configure(optimizer, training)
     transformer: Any = replicated.config
     transformer.finalize_model_grads_func = finalize_model_grads
     transformer.grad_scale_func = optimizer.scale_loss
+    if training.overlap_grad_reduce:
+        # Only the last micro-batch's backward pass sends sums on their way.
+        transformer.no_sync_func = replicated.no_sync
     return optimizer
+
+
+def _distributed_parts(optimizer: MegatronOptimizer) -> list[DistributedOptimizer]:
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in parts if isinstance(part, DistributedOptimizer)]
+
+
+def sharded(optimizer: MegatronOptimizer, weights: dict[str, Any], *, loading: bool) -> dict[str, Any]:
+    """The optimizer's state as Megatron's checkpoints take it, beside the sharded ``weights``; any layout reads it."""
+    if loading:
+        for part in _distributed_parts(optimizer):
+            distributed.allocate(part)
+    # Put together on one data-parallel rank, in its host's memory.
+    metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": True,
+    }
+    found: dict[str, Any] = optimizer.sharded_state_dict(weights, is_loading=loading, metadata=metadata)
+    return found
 
 
 def configure(optimizer: MegatronOptimizer, training: TrainingSection) -> None:
