@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from hintloop_trainer.megatron import cpu
 from hintloop_trainer.megatron.parallel import Layout
 
-#: ``step(iterator, network)`` of Megatron's schedules: takes an item, gives hidden states and what makes a loss of them.
+#: ``step(iterator, network)`` of Megatron's schedules: takes an item; gives hidden states and what makes a loss of them
 Step = Callable[[Iterator[Any], Any], tuple[Any, Any]]
 
 
