@@ -41,7 +41,7 @@ def test_division_loses_nothing_and_keeps_like_lengths_together() -> None:
     made = examples(11)
     parts = [batching.share(made, rank, 3) for rank in range(3)]
     assert sorted(e.turn_id for part in parts for e in part) == sorted(e.turn_id for e in made)
-    batches = batching.divide(made, 4, candidates=False, device=CPU)
+    batches = batching.divide(made, batching.Limits(False, 4, None), candidates=False, device=CPU)
     assert [len(batch.examples) for batch in batches] == [4, 4, 3]
     lengths = [example.num_tokens for batch in batches for example in batch.examples]
     assert lengths == sorted(lengths, reverse=True)

@@ -27,7 +27,7 @@ def build(directory: Path, layout: Layout) -> tuple[model.PolicyModel, model.Arc
 def logits(built: model.PolicyModel, ids_bs: torch.Tensor) -> torch.Tensor:
     num, length = ids_bs.shape
     with cpu.quietly():
-        hidden = built(ids_bs, torch.arange(length).expand(num, -1), model.causal_mask(length))
+        hidden = built(ids_bs, torch.arange(length).expand(num, -1), None)
         return built.head(hidden.transpose(0, 1).flatten(0, 1)).view(num, length, -1)
 
 

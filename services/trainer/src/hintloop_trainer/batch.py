@@ -3,7 +3,8 @@
 Owns the one place where tokens meet the positions that predict them: the token at position p of
 prompt + response is predicted by the hidden state at p - 1, so the trained rows of a sample are
 ``P - 1 .. P + T - 2`` and their targets are the response ids, in order.
-Sequences are padded on the right; under causal attention no trained row can see the padding.
+Sequences stand end to end in one row, each with positions of its own (packed), or below one another, padded on
+the right; under causal attention no trained row can see the padding.
 Legend: P = prompt tokens, T = response tokens, B = sequences, S = positions, N = trained tokens of a
 micro-batch, K = teacher candidates.
 """
@@ -13,12 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
+from hintloop_contract.config.schema import TrainingSection
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import PackedArray, unpack
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.dlpack import from_dlpack
 
 from hintloop_trainer.errors import SampleError
@@ -192,6 +196,8 @@ class MicroBatch:
     """int64; only when a loss asked for them."""
     reference_N: torch.Tensor | None = field(default=None)
     """float32: the reference's log-probabilities at the sampling temperature; only under a reference KL."""
+    lengths: tuple[int, ...] | None = field(default=None)
+    """Positions of each sequence of the one packed row; ``None`` where sequences are padded."""
 
     @property
     def num_trained(self) -> int:
@@ -199,49 +205,129 @@ class MicroBatch:
         return len(self.targets_N)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a micro-batch may hold, and in which form."""
+
+    packed: bool
+    """Sequences end to end in one row; else padded to the longest."""
+    num_samples: int
+    """Most samples, where tokens are not counted."""
+    num_tokens: int | None
+    """Most tokens, padding included; a sample that alone is longer is a micro-batch of its own."""
+
+
+def limits_from(training: TrainingSection) -> Limits:
+    """The configured limits."""
+    return Limits(training.packing, training.micro_batch_size, training.micro_batch_tokens)
+
+
+def _longest_first(examples: Sequence[Example]) -> list[Example]:
+    return sorted(examples, key=lambda example: (-example.num_tokens, example.turn_id))
+
+
+def _spread(examples: Sequence[Example], count: int) -> list[list[Example]]:
+    """``count`` parts of much the same number of tokens: the longest sample left goes to the lightest part."""
+    parts: list[list[Example]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for example in _longest_first(examples):
+        lightest = loads.index(min(loads))
+        parts[lightest].append(example)
+        loads[lightest] += example.num_tokens
+    return parts
+
+
 def share(examples: Sequence[Example], rank: int, size: int) -> list[Example]:
-    """This data-parallel rank's part: every ``size``-th by length, so that the parts weigh much the same."""
-    ordered = sorted(examples, key=lambda example: (example.num_tokens, example.turn_id))
-    return ordered[rank::size]
+    """This data-parallel rank's part; the parts have much the same number of tokens, and none is empty without need."""
+    return _spread(examples, size)[rank]
 
 
-def divide(
-    examples: Sequence[Example], micro_batch_size: int, *, candidates: bool, device: torch.device
-) -> list[MicroBatch]:
-    """Micro-batches of at most ``micro_batch_size`` samples of similar length, longest first."""
-    ordered = sorted(examples, key=lambda example: (-example.num_tokens, example.turn_id))
-    count = math.ceil(len(ordered) / micro_batch_size)
-    groups = [ordered[start * micro_batch_size : (start + 1) * micro_batch_size] for start in range(count)]
-    return [collate(group, candidates=candidates, device=device) for group in groups]
+def divide(examples: Sequence[Example], limits: Limits, *, candidates: bool, device: torch.device) -> list[MicroBatch]:
+    """Micro-batches within ``limits``, the largest first."""
+    if limits.num_tokens is None:
+        groups = _by_count(examples, limits.num_samples)
+    elif limits.packed:
+        groups = _by_tokens(examples, limits.num_tokens)
+    else:
+        groups = _by_padded_tokens(examples, limits.num_tokens)
+    return [collate(group, packed=limits.packed, candidates=candidates, device=device) for group in groups]
 
 
-def collate(examples: Sequence[Example], *, candidates: bool, device: torch.device) -> MicroBatch:
-    """One micro-batch. The last token of a sequence is only ever a target, so S is one less than the longest."""
-    num_sequences = len(examples)
-    length = max(example.num_tokens for example in examples) - 1
-    input_ids = torch.zeros(num_sequences, length, dtype=torch.int64)
+def _by_count(examples: Sequence[Example], most: int) -> list[list[Example]]:
+    """Samples of similar length together."""
+    ordered = _longest_first(examples)
+    return [ordered[start : start + most] for start in range(0, len(ordered), most)]
+
+
+def _by_tokens(examples: Sequence[Example], budget: int) -> list[list[Example]]:
+    """Rows of much the same length, as few as the budget allows and the greedy spreading finds."""
+    alone = [[example] for example in _longest_first(examples) if example.num_tokens > budget]
+    rest = [example for example in examples if example.num_tokens <= budget]
+    count = math.ceil(sum(example.num_tokens for example in rest) / budget)
+    while rest:
+        rows = _spread(rest, count)
+        loads = [sum(example.num_tokens for example in row) for row in rows]
+        if max(loads) <= budget:
+            return alone + [row for _, row in sorted(zip(loads, rows, strict=True), key=lambda item: -item[0])]
+        count += 1
+    return alone
+
+
+def _by_padded_tokens(examples: Sequence[Example], budget: int) -> list[list[Example]]:
+    """Samples of similar length together, as many as the budget takes when padded to the longest."""
+    groups: list[list[Example]] = []
+    for example in _longest_first(examples):
+        if groups and (len(groups[-1]) + 1) * groups[-1][0].num_tokens <= budget:
+            groups[-1].append(example)
+        else:
+            groups.append([example])
+    return groups
+
+
+def collate(examples: Sequence[Example], *, packed: bool = False, candidates: bool, device: torch.device) -> MicroBatch:
+    """One micro-batch. The last token of a sequence is only ever a target, so it has one position less than tokens."""
+    lengths = [example.num_tokens - 1 for example in examples]
+    stride, starts = 1, [0, *accumulate(lengths)]
+    if not packed:
+        stride, starts = len(examples), list(range(len(examples)))
     rows, targets, owners, temperatures = [], [], [], []
     for number, example in enumerate(examples):
-        tokens = torch.cat([example.prompt_P, example.response_T])[:-1]
-        input_ids[number, : len(tokens)] = tokens
-        positions = torch.arange(len(example.prompt_P) - 1, len(tokens))
-        rows.append(positions * num_sequences + number)
+        positions = torch.arange(len(example.prompt_P) - 1, lengths[number])
+        rows.append(positions * stride + starts[number])
         targets.append(example.response_T)
         owners.append(torch.full_like(positions, number))
         temperatures.append(torch.full((example.num_trained,), example.policy_temperature))
     ids_NK = None
     if candidates:
         ids_NK = torch.cat([_candidates(example) for example in examples]).to(device)
+    ids_BS, positions_BS = _packed(examples) if packed else _padded(examples)
     return MicroBatch(
         examples=tuple(examples),
-        input_ids_BS=input_ids.to(device),
-        position_ids_BS=torch.arange(length, device=device).expand(num_sequences, -1),
+        input_ids_BS=ids_BS.to(device),
+        position_ids_BS=positions_BS.to(device),
         rows_N=torch.cat(rows).to(device),
         targets_N=torch.cat(targets).to(device),
         sample_N=torch.cat(owners).to(device),
         temperatures_N=torch.cat(temperatures).to(device),
         candidates_NK=ids_NK,
+        lengths=tuple(lengths) if packed else None,
     )
+
+
+def _inputs(example: Example) -> torch.Tensor:
+    return torch.cat([example.prompt_P, example.response_T])[:-1]
+
+
+def _packed(examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and positions, int64 ``[1, S]``."""
+    ids = [_inputs(example) for example in examples]
+    return torch.cat(ids)[None], torch.cat([torch.arange(len(part)) for part in ids])[None]
+
+
+def _padded(examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and positions, int64 ``[B, S]``."""
+    ids = pad_sequence([_inputs(example) for example in examples], batch_first=True)
+    return ids, torch.arange(ids.shape[1]).expand(len(examples), -1)
 
 
 def _candidates(example: Example) -> torch.Tensor:

@@ -28,6 +28,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hintloop_trainer.errors import ModelError
 from hintloop_trainer.megatron import cpu, sequence
+from hintloop_trainer.megatron.attention import CausalAttention
 from hintloop_trainer.megatron.parallel import Layout
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -299,9 +300,10 @@ def _layers(config: TransformerConfig, num_local: int) -> TransformerBlockSubmod
     if uses_transformer_engine():
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, **experts)
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **experts)
+    parts, attention = layer.submodules, layer.submodules.self_attention.submodules
+    attention.core_attention = CausalAttention
     if not config.sequence_parallel:
         return layer
-    parts, attention = layer.submodules, layer.submodules.self_attention.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = DividedNorm
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = DividedNorm
@@ -346,11 +348,3 @@ def build(
         model = model.bfloat16()
     placed: PolicyModel = model.to(cpu.device())
     return placed
-
-
-def causal_mask(seq_len: int) -> torch.Tensor | None:
-    """``[1, 1, S, S]``, true where attention is *not* allowed; ``None`` where the kernel is causal itself."""
-    if uses_transformer_engine():
-        return None
-    ones = torch.ones(seq_len, seq_len, dtype=torch.bool, device=cpu.device())
-    return torch.triu(ones, 1)[None, None]
