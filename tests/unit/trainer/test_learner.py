@@ -224,32 +224,34 @@ def test_topk_reports_the_teacher_term_though_every_sample_has_a_score(
     assert advantage.largest == pytest.approx(min(term.largest, learner.config.opd.advantage_clip))
 
 
-def test_a_loss_that_is_not_finite_changes_nothing(student: Callable[..., Path], layout: Layout) -> None:
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("inputs.logprobs_N * LATER", "gave nan for .* first for token 0 of turn turn-000"),
+        ("inputs.logprobs_N[: len(inputs.logprobs_N) - (LATER != 1)]", "expected one for each of"),
+        ("inputs.logprobs_N + 1 / (LATER == 1)", "ZeroDivisionError in line 5"),
+    ],
+)
+def test_a_custom_loss_that_goes_wrong_later_stops_before_any_weight_changes(
+    student: Callable[..., Path], layout: Layout, body: str, message: str
+) -> None:
     directory = student()
-    (directory / "bad.py").write_text(
-        "from hintloop_trainer.losses.inputs import TokenLosses\n"
-        "REQUIRES = {'teacher_logprobs'}\n"
-        "def compute_loss(inputs):\n    return TokenLosses(inputs.logprobs_N * float('nan'))\n"
-    )
-    learner = make_learner(directory, layout, custom_loss_path="bad.py")
+    own = loss_file(directory, body.replace("LATER", "(1 if inputs.logprobs_N.max() > -3 else float('nan'))"))
+    learner = make_learner(directory, layout, custom_loss_path=own)
+    before = [parameter.detach().clone() for parameter in learner.model.parameters()]
+    learner.begin([encoded(SAMPLES)])
+    with pytest.raises(LossError, match=message):
+        learner.step(0)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+
+
+def test_a_built_in_loss_that_is_not_finite_changes_nothing(student: Callable[..., Path], layout: Layout) -> None:
+    learner = make_learner(student(), layout, entropy_coef=3e38)
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]
     learner.begin([encoded(SAMPLES)])
     with pytest.raises(TrainingError, match="no step was made"):
         learner.step(0)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
-
-
-def test_a_loss_of_the_wrong_shape_is_refused(student: Callable[..., Path], layout: Layout) -> None:
-    directory = student()
-    (directory / "mean.py").write_text(
-        "from hintloop_trainer.losses.inputs import TokenLosses\n"
-        "REQUIRES = {'teacher_logprobs'}\n"
-        "def compute_loss(inputs):\n    return TokenLosses(inputs.logprobs_N.mean())\n"
-    )
-    learner = make_learner(directory, layout, custom_loss_path="mean.py")
-    learner.begin([encoded(SAMPLES)])
-    with pytest.raises(LossError, match="expected one for each of"):
-        learner.step(0)
 
 
 def loss_file(directory: Path, body: str) -> str:
@@ -268,7 +270,7 @@ def loss_file(directory: Path, body: str) -> str:
     "body",
     [
         # The square root has an infinite slope at zero, and 0 * inf is not a number: the loss stays finite.
-        "(0 * inputs.logprobs_N).abs().sqrt()",
+        "(0 * inputs.logprobs_N).abs().sqrt() if inputs.logprobs_N.max() < -3 else inputs.logprobs_N",
         # Slopes that float32 can hold, whose norm it cannot.
         "(inputs.logprobs_N - inputs.logprobs_N.detach()) * 3e38",
     ],

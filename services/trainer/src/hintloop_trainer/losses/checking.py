@@ -52,15 +52,16 @@ def compute(loss: LoadedLoss, inputs: LossInputs, turn_ids: Sequence[str]) -> tu
     try:
         result = loss.compute(watched)
     except Exception as error:
-        raise LossError(f"loss {loss.source} {_failure(error)}; no step was made") from error
+        raise LossError(f"loss {loss.source} {_failure(loss, error)}; no step was made") from error
     _check(loss, inputs, result, turn_ids)
     return result, watched.reads
 
 
-def _failure(error: Exception) -> str:
-    line = traceback.extract_tb(error.__traceback__)[-1].lineno
-    said = f"raised {type(error).__name__} in line {line}: {error}"
-    if "NoneType" in str(error):
+def _failure(loss: LoadedLoss, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == loss.source] or frames
+    said = f"raised {type(error).__name__} in line {own[-1].lineno}: {error}".replace(_Watched.__name__, "LossInputs")
+    if "NoneType" in said:
         # By far the commonest: an input that no sample has to have.
         said += "; an input that REQUIRES does not ask for may be None"
     return said
@@ -82,7 +83,7 @@ def _check(loss: LoadedLoss, inputs: LossInputs, result: Any, turn_ids: Sequence
             f"loss {loss.source} gave losses on {losses_N.device}, expected them on {expected_N.device}; make tensors "
             "with device=inputs.logprobs_N.device"
         )
-    if torch.is_grad_enabled() and not losses_N.requires_grad:
+    if torch.is_grad_enabled() and expected_N.requires_grad and not losses_N.requires_grad:
         raise LossError(
             f"loss {loss.source} gave losses without a gradient; compute them from logprobs_N, tempered_N or "
             "candidates_NK, without .detach(), .item(), .data or torch.no_grad()"
