@@ -59,10 +59,9 @@ def save(store: CheckpointStore) -> Path:
 
 
 def run(folder: Path, samples: list[bytes], layout: parallel.Layout, load: Path | None) -> tuple[dict[str, Any], Path]:
-    config, name = (
-        settings(folder),
-        f"{layout.dp_size}-{layout.tp_size}-{layout.pp_size}-{'' if load is None else 'on'}",
-    )
+    config = settings(folder)
+    sizes = f"{layout.dp_size}-{layout.tp_size}-{layout.pp_size}"
+    name = sizes if load is None else f"{sizes}-on"
     learner = Learner(config, objective_from(config, load_loss(None, [])), layout)
     store = CheckpointStore(folder / f"checkpoints-{name}", learner, 1)
     if load is not None:
