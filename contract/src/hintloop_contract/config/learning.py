@@ -69,6 +69,9 @@ class TrainingSection(LayoutKeys, LossKeys):
     """Stop after this many optimizer steps."""
     seed: int = 1234
     """Seed of the trainer."""
+    memory_check: Literal["warn", "refuse", "off"] = "warn"
+    """What follows when the estimate at start says that samples of `model.max_seq_len` do not fit: a warning, or no
+    training. `off` makes no estimate."""
 
     @property
     def most_unacknowledged(self) -> int:

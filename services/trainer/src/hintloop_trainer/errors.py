@@ -9,6 +9,10 @@ class ModelError(ConfigError):
     """The student's model cannot be trained as it is; the message names the property and the way out."""
 
 
+class NoRoomError(ConfigError):
+    """There is less memory than the configuration takes; the message names what to turn down."""
+
+
 class LossError(ConfigError):
     """The custom loss cannot be used; the message names what was tried and what is expected."""
 

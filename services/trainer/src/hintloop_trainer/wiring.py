@@ -29,6 +29,7 @@ from hintloop_trainer.learner import Learner
 from hintloop_trainer.loop import TrainingLoop
 from hintloop_trainer.losses.loading import LoadedLoss, load_loss
 from hintloop_trainer.megatron import cpu, parallel
+from hintloop_trainer.memory import check as memory_check
 from hintloop_trainer.metrics import serving, wandb_run
 from hintloop_trainer.metrics.prometheus import PrometheusSink
 from hintloop_trainer.metrics.sinks import sinks_from
@@ -83,6 +84,7 @@ def train(config: Config, config_dir: Path, stop: threading.Event, reached: Reac
     loss = load_loss(config.custom_loss, [config_dir])
     objective = objective_from(config, loss)
     layout = parallel.start_for(config.training, config.training.seed)
+    memory_check.check(config, config_dir, leading=layout.rank == 0)
     learner = Learner(config, objective, layout)
     store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints, reached)
     ranks = Ranks(Resumable(learner, store), layout)

@@ -1,0 +1,168 @@
+"""The estimate: what each rank holds and when, on its device and on its host.
+
+Always held are weights, float32 gradients, AdamW's two float32 moments (and float32 weights beside bfloat16 ones),
+and copies of the model that a reference or a teacher of its own needs. On top comes what a phase needs: a step its
+activations and one chunk of logits; the optimizer some temporaries; an export the weights as files on the host. The
+peak is the largest of the phases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hintloop_contract.config.needs import signal_needs
+from hintloop_contract.config.schema import Config
+
+from hintloop_trainer.megatron import cpu
+from hintloop_trainer.megatron.logprobs import CHUNK_BYTES
+from hintloop_trainer.megatron.model import Architecture, read_architecture
+from hintloop_trainer.memory import activations, parameters
+from hintloop_trainer.memory.plan import DTYPE_BYTES, Plan
+
+GIB = 2**30
+#: Of a CUDA process before any tensor: context, libraries, NCCL's buffers. Others' experience, not measured here.
+CUDA_BASE_BYTES = 1.5 * GIB
+#: Python, torch, megatron and transformers, imported; measured.
+HOST_BASE_BYTES = 0.45 * GIB
+#: Float32 arrays as large as a chunk of logits that exist at once: logits, those at the sampling temperature,
+#: probabilities, and their gradients; measured.
+LOGITS_COPIES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of one rank of a pipeline stage, by what they are for."""
+
+    stage: int
+    held: dict[str, float]
+    """On the device, always."""
+    phases: dict[str, float]
+    """On the device, on top, one after another."""
+    host: dict[str, float]
+    """On the host, where the device is another memory; empty on a CPU."""
+
+    @property
+    def peak(self) -> float:
+        """Most bytes on the device."""
+        return sum(self.held.values()) + max(self.phases.values())
+
+    @property
+    def peak_phase(self) -> str:
+        """When that is."""
+        return max(self.phases, key=lambda phase: self.phases[phase])
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One :class:`StageMemory` for each pipeline stage."""
+
+    plan: Plan
+    stages: tuple[StageMemory, ...]
+
+    @property
+    def peak(self) -> float:
+        """Most bytes on the device of any rank."""
+        return max(stage.peak for stage in self.stages)
+
+    @property
+    def host_peak(self) -> float:
+        """Most bytes on the host by any rank, where that is another memory than the device's."""
+        return max(sum(stage.host.values()) for stage in self.stages)
+
+
+def plan_for(
+    config: Config,
+    *,
+    arch: Architecture | None = None,
+    world_size: int | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    directory: Path | None = None,
+) -> Plan:
+    """What the memory depends on, from the configuration and this machine.
+
+    ``world_size``: processes; from torchrun's environment when not given, else as few as the layout needs. ``device``:
+    whether there is CUDA here when not given. ``directory``: the configuration's, where a custom loss is looked up.
+
+    Raises:
+        ConfigError: the student's configuration or the custom loss cannot be read, or is not supported.
+    """
+    arch = arch or read_architecture(config.model.student_model_path)
+    device = device or ("cuda" if cpu.has_cuda() else "cpu")
+    fused = device == "cuda" and importlib.util.find_spec("transformer_engine") is not None
+    needs = signal_needs(config, directory)
+    plan = Plan(
+        arch=arch,
+        config=config,
+        dtype_bytes=DTYPE_BYTES[config.model.dtype],
+        world_size=world_size or _world_size(os.environ),
+        device=device,
+        fused=fused,
+        teaches=needs.hint and needs.own_teacher,
+    )
+    return plan if plan.world_size else dataclasses.replace(plan, world_size=plan.model_ranks)
+
+
+def _world_size(environ: Mapping[str, str]) -> int:
+    return int(environ.get("WORLD_SIZE", "0"))
+
+
+def estimate(plan: Plan) -> Estimate:
+    """Memory of every pipeline stage's ranks."""
+    return Estimate(plan, tuple(_stage(plan, stage) for stage in range(plan.pp)))
+
+
+def _stage(plan: Plan, stage: int) -> StageMemory:
+    count = parameters.count(plan, stage)
+    held = _held(plan, count)
+    head = stage == plan.pp - 1
+    step = activations.kept_bytes(plan, stage) + max(activations.passing_bytes(plan), _logits(plan) if head else 0.0)
+    files = float(plan.dtype_bytes * count.total)
+    phases = {"a step": step, "the optimizer": 2.0 * 4 * count.largest}
+    if plan.device == "cuda":
+        return StageMemory(stage, held, phases, {"process": HOST_BASE_BYTES, "files of an export": files})
+    return StageMemory(stage, held, {**phases, "an export": files}, {})
+
+
+def _held(plan: Plan, count: parameters.Parameters) -> dict[str, float]:
+    training = plan.config.training
+    # Each kind of weights with the ranks that a distributed optimizer divides their states over.
+    trained = [(count.dense, plan.dp * plan.cp), (count.experts, plan.expert_dp)]
+    if plan.config.lora.enabled:
+        trained = [(count.adapters, plan.dp * plan.cp)]
+    states = sum(number / (ranks if training.use_distributed_optimizer else 1) for number, ranks in trained)
+    held = {
+        "process": CUDA_BASE_BYTES if plan.device == "cuda" else HOST_BASE_BYTES,
+        "weights": float(plan.dtype_bytes * count.total),
+        "gradients": 4.0 * sum(number for number, _ in trained),
+        "AdamW moments": 8.0 * states,
+        "float32 weights": 4.0 * states if plan.dtype_bytes < 4 else 0.0,
+        **_copies(plan, count),
+    }
+    return {name: size for name, size in held.items() if size}
+
+
+def _copies(plan: Plan, count: parameters.Parameters) -> dict[str, float]:
+    """Of the model, for the trainer's own teacher and for the reference; with adapters the student is both."""
+    config, teaches = plan.config, plan.teaches
+    average = 4.0 * (count.adapters if config.lora.enabled else count.total)
+    found = {"moving average": average if teaches and config.prm.teacher_weights == "ema" else 0.0}
+    if config.lora.enabled:
+        return found
+    copy = float(plan.dtype_bytes * count.total)
+    own = teaches and config.prm.teacher_weights != "current"
+    # First weights that are the teacher's already are held once.
+    shared = teaches and config.prm.teacher_weights == "initial"
+    found["teacher's copy"] = copy if own else 0.0
+    found["reference's copy"] = copy if config.training.kl_coef and not shared else 0.0
+    return found
+
+
+def _logits(plan: Plan) -> float:
+    vocabulary = plan.arch.padded_vocab(plan.tp) / plan.tp
+    return LOGITS_COPIES * min(float(CHUNK_BYTES), 4.0 * vocabulary * plan.positions)
