@@ -67,8 +67,8 @@ def run(folder: Path, samples: list[bytes], layout: parallel.Layout, load: Path 
     if load is not None:
         store.load(load)
     found = steps(learner, samples)
-    learner.export(folder / f"merged-{name}")
-    learner.export_adapter(folder / f"adapter-{name}")
+    learner.export_whole(folder / f"merged-{name}")
+    learner.export(folder / f"adapter-{name}")
     found.update(merged=str(folder / f"merged-{name}"), adapter=str(folder / f"adapter-{name}"))
     return found, save(store)
 

@@ -89,8 +89,8 @@ def test_what_is_exported_scores_as_the_trainer_does(
     train(learner)
     trained = learner.score(IDS)
     assert max(abs(a - b) for a, b in zip(first, trained, strict=True)) > 1e-2
-    learner.export(tmp_path / "merged")
-    learner.export_adapter(tmp_path / "adapter")
+    learner.export_whole(tmp_path / "merged")
+    learner.export(tmp_path / "adapter")
     assert scores(load(tmp_path / "merged")) == pytest.approx(trained, abs=1e-5)
     assert scores(with_peft(directory, tmp_path / "adapter")) == pytest.approx(trained, abs=1e-5)
     with lora.adapters_off(learner.model):
@@ -100,8 +100,8 @@ def test_what_is_exported_scores_as_the_trainer_does(
 
 def test_the_adapter_directory_is_pefts(student: Callable[..., Path], layout: Layout, tmp_path: Path) -> None:
     learner = make_learner(student(), layout, lora={"target_modules": ["v_proj", "q_proj"], "alpha": 6})
-    digest = learner.export_adapter(tmp_path / "one")
-    assert learner.export_adapter(tmp_path / "two") == digest
+    digest = learner.export(tmp_path / "one")
+    assert learner.export(tmp_path / "two") == digest
     config = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 6, ["q_proj", "v_proj"])
     with safe_open(tmp_path / "one" / "adapter_model.safetensors", "pt") as handle:
@@ -110,7 +110,7 @@ def test_the_adapter_directory_is_pefts(student: Callable[..., Path], layout: La
     assert shapes["base_model.model.model.layers.1.self_attn.v_proj.lora_A.weight"] == (4, 64)
     assert shapes["base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"] == (64, 4)
     with pytest.raises(CheckpointError, match="written once"):
-        learner.export_adapter(tmp_path / "one")
+        learner.export(tmp_path / "one")
 
 
 def random_b(network: torch.nn.Module) -> None:
@@ -142,7 +142,7 @@ def test_gradients_are_pefts(student: Callable[..., Path], layout: Layout, tmp_p
     directory = student()
     learner = make_learner(directory, layout)
     random_b(learner.model)
-    learner.export_adapter(tmp_path / "adapter")
+    learner.export(tmp_path / "adapter")
     reference = with_peft(directory, tmp_path / "adapter", trained=True)
     logits = reference(torch.tensor([IDS])).logits[0, :-1].log_softmax(-1)
     logits.gather(-1, torch.tensor(IDS[1:])[:, None]).sum().backward()

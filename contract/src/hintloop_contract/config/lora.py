@@ -30,6 +30,15 @@ class LoraSection(Section):
     target_modules: list[str] | Literal["all-linear"] = ALL_LINEAR
     """Layers that get adapters, by their Hugging Face names; `all-linear` is every one of them."""
 
+    publish: Literal["adapter", "merged"] = "adapter"
+    """What engines are given: the adapter, which they load beside the student's weights, or whole weights into which
+    it is merged, for engines that take no adapters."""
+
+    @property
+    def as_adapter(self) -> bool:
+        """Whether versions are adapters."""
+        return self.enabled and self.publish == "adapter"
+
     @property
     def modules(self) -> tuple[str, ...]:
         """Names of the layers with adapters, in the order of :data:`LORA_MODULES`."""

@@ -299,7 +299,7 @@ class Resumable:
         self.trace = learner.trace
         self.score = learner.score
         self.export = learner.export
-        self.export_adapter = learner.export_adapter
+        self.export_whole = learner.export_whole
         self.begin_save = store.begin
         self.finish_save = store.finish
         self.load = store.load

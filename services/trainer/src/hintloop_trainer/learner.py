@@ -335,9 +335,19 @@ class Learner:
         return scores
 
     def export(self, target: Path) -> str:
-        """Write the weights as a Hugging Face directory; their SHA-256 (see :func:`export.write_weights`).
+        """Write what engines are given, as `lora.publish` says; its SHA-256.
 
-        With `lora.enabled` they are the student's with the adapters merged.
+        A PEFT directory (see :func:`export.write_adapter`) where versions are adapters, else :meth:`export_whole`'s.
+        """
+        if not self.config.lora.as_adapter:
+            return self.export_whole(target)
+        base = str(Path(self.config.model.student_model_path).resolve())
+        return export.write_adapter(self.model, self.layout, adapter.peft_config(self.config.lora, base), target=target)
+
+    def export_whole(self, target: Path) -> str:
+        """Write the weights, adapters merged, as a Hugging Face directory; their SHA-256.
+
+        See :func:`export.write_weights`.
         """
         return export.write_weights(
             self.model,
@@ -347,14 +357,6 @@ class Learner:
             tokenizer=Path(self.config.tokenizer_dir),
             target=target,
         )
-
-    def export_adapter(self, target: Path) -> str:
-        """Write the adapters alone as a PEFT directory; their SHA-256 (see :func:`export.write_adapter`).
-
-        Only with `lora.enabled`.
-        """
-        base = str(Path(self.config.model.student_model_path).resolve())
-        return export.write_adapter(self.model, self.layout, adapter.peft_config(self.config.lora, base), target=target)
 
     def sharded_weights(self) -> dict[str, Any]:
         """The weights that training changes, as Megatron's checkpoints take them, on this rank."""
