@@ -33,6 +33,8 @@ if [[ -n "${HINTLOOP_LORA_RANK:-}" && "$role" == policy ]]; then
     rank_step="$(lora_rank_step)"
     # Every slot is one version of the adapter that answers may be on their way with.
     flags+=(--enable-lora --max-lora-rank "$rank_step" --max-loras "${HINTLOOP_LORA_SLOTS:-4}")
+    # Not the output head: with its adapter, scoring a prompt beside other requests ends the server.
+    flags+=(--lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj)
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
 fi
 

@@ -83,7 +83,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(STOP_TIMEOUT_S)
 
 
-def serve(kind: str, model_dir: Path, log_dir: Path, **variables: str) -> Iterator[RunningEngine]:
+def serve(
+    kind: str, model_dir: Path, log_dir: Path, context_tokens: int = CONTEXT_TOKENS, **variables: str
+) -> Iterator[RunningEngine]:
     """Install `kind` if need be, start it as a policy engine, and stop it when the generator closes.
 
     `variables` are those of the environment that `start.sh` reads.
@@ -94,7 +96,7 @@ def serve(kind: str, model_dir: Path, log_dir: Path, **variables: str) -> Iterat
     command = [
         str(ENGINES / kind / "start.sh"),
         *("--model", str(model_dir), "--port", str(port), "--served-model-name", name, "--role", "policy"),
-        *("--max-model-len", str(CONTEXT_TOKENS)),
+        *("--max-model-len", str(context_tokens)),
     ]
     with log_path.open("wb") as log:
         environment = {**os.environ, **variables}

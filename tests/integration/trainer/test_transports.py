@@ -1,0 +1,258 @@
+"""Every kind of publishing into both real engines, proven by score: process groups and adapters, tied and untied."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from hintloop_contract.broker import WeightsState
+from hintloop_contract.config.schema import Config
+from hintloop_contract.ids import adapter_name
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_trainer.errors import PublishError
+from hintloop_trainer.learner import Learner
+from hintloop_trainer.losses.loading import load_loss
+from hintloop_trainer.megatron.parallel import Layout
+from hintloop_trainer.objective import objective_from
+from hintloop_trainer.publish.probe import probe_ids
+from hintloop_trainer.publish.release import Release
+from hintloop_trainer.publish.transport import GroupTransport
+from hintloop_trainer.publish.verification import Verifier, distance
+from hintloop_trainer.wiring import engine_controls, make_publisher
+from peft import LoraConfig, get_peft_model
+from structlog.testing import capture_logs
+from transformers import AutoModelForCausalLM
+
+from tests.integration.conftest import ENGINES, RunningEngine, serve
+
+pytestmark = pytest.mark.engine
+
+LORA_RANK = 4
+CLOSE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def untied_dir(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 whose output head is its own."""
+    directory = tmp_path_factory.mktemp("untied") / "model"
+    script = ENGINES / "models" / "make_tiny.py"
+    command = [sys.executable, str(script), str(directory), "--family", "qwen3", "--tokenizer", str(smollm2_dir)]
+    subprocess.run(command, check=True)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def untied(
+    request: pytest.FixtureRequest, untied_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningEngine]:
+    """Each engine with the untied model, taking adapters."""
+    folder = tmp_path_factory.mktemp("untied-log")
+    yield from serve(request.param, untied_dir, folder, 2048, HINTLOOP_LORA_RANK=str(LORA_RANK))
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def tied(request: pytest.FixtureRequest) -> RunningEngine:
+    """Each engine with SmolLM2."""
+    engine: RunningEngine = request.getfixturevalue(f"{request.param}_policy")
+    return engine
+
+
+@dataclass
+class Site:
+    """One real engine, its control, and a publisher that sends over a process group."""
+
+    engine: RunningEngine
+    config: Config
+    learner: Learner
+    broker: MemoryBroker
+    control: Any
+    publisher: Any
+    transport: GroupTransport
+
+    def release(self, version: int, seed: int | None) -> Release:
+        """The learner's weights, each changed a little if a ``seed`` is given."""
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for parameter in self.learner.model.parameters():
+                    parameter.mul_(1 + 0.02 * torch.randn(parameter.shape, generator=generator))
+        directory = self.config.publishing.weights_dir.resolve() / str(version)
+        self.learner.export(directory)
+        ids = probe_ids(Path(self.config.tokenizer_dir), self.learner.arch.vocab_size)
+        return Release(version, directory, ids, self.learner.score(ids))
+
+    async def proves(self, release: Release) -> None:
+        """The engine scores the probe as the trainer does under ``release``."""
+        scores = await self.control.score(release.probe_ids, release.adapter)
+        assert distance(scores, release.probe_scores) < CLOSE
+
+    async def restore(self, like: Release, version: int) -> None:
+        """Give the engine the weights it was started with."""
+        await self.control.pause()
+        await self.control.replace(self.engine.model_dir, version)
+        await self.control.resume()
+        await Verifier(CLOSE).verify(self.control, Release(version, like.directory, like.probe_ids, like.probe_scores))
+
+
+@asynccontextmanager
+async def site(engine: RunningEngine, layout: Layout, folder: Path) -> AsyncIterator[Site]:
+    config = Config.model_validate(
+        {
+            "model": {"student_model_path": str(engine.model_dir), "dtype": "float32"},
+            "rollout": {"engine": engine.kind},
+            "policy": {"engines": [engine.base_url]},
+            "publishing": {"weights_dir": folder, "transport": "process_group", "timeout_s": 30.0},
+        }
+    )
+    learner = Learner(config, objective_from(config, load_loss(None, [])), layout)
+    broker = MemoryBroker()
+    async with aiohttp.ClientSession() as session:
+        controls = engine_controls(config, session)
+        publisher = make_publisher(config, broker, controls)
+        yield Site(engine, config, learner, broker, controls[0], publisher, publisher._transport)
+        await publisher.close()
+    await broker.close()
+
+
+def ways(logs: list[Any]) -> list[str]:
+    """Which way each update of an engine went."""
+    return [entry["by"] for entry in logs if entry["event"] == "engine updated"]
+
+
+async def long_answer(engine: RunningEngine, model: str) -> tuple[int, str | None]:
+    body = {
+        "model": model,
+        "prompt": [10, 20, 30],
+        "max_tokens": 160,
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{engine.base_url}/v1/completions", json=body) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        found = await answer.json()
+    return found["usage"]["completion_tokens"], found["choices"][0]["finish_reason"]
+
+
+async def check_process_group(engine: RunningEngine, layout: Layout, folder: Path) -> None:
+    async with site(engine, layout, folder) as made:
+        base, changed = made.release(1, None), made.release(2, 11)
+        with capture_logs() as logs:
+            await made.publisher.publish(base)
+            answer = asyncio.create_task(long_answer(engine, engine.name))
+            await asyncio.sleep(0.3)
+            assert not answer.done()
+            await made.publisher.publish(changed)
+            assert await answer == (160, "length")
+        assert ways(logs) == ["process_group", "process_group"]
+        assert len([entry for entry in logs if entry["event"] == "process group open"]) == 1, "one group for both"
+        await made.proves(changed)
+        with pytest.raises(PublishError, match="probe"):
+            await Verifier(CLOSE).verify(made.control, base)
+        assert await made.broker.weights() == WeightsState(current=2, updating=None)
+        await check_a_broken_transfer(made, changed)
+        await made.restore(base, 99)
+
+
+async def check_a_broken_transfer(made: Site, before: Release) -> None:
+    """The trainer's end of the group is lost in the middle: the engine is given the whole version by disk."""
+    third = made.release(3, 12)
+    group = made.transport._groups[made.control.url]
+    send, sent = group.send, 0
+
+    async def cut(tensors: Any) -> None:
+        nonlocal sent
+        sent += 1
+        await send(tensors[: len(tensors) // 2])
+        raise RuntimeError("cut in the middle")
+
+    group.send = cut  # type: ignore[method-assign]
+    made.transport._open = refuse  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        await made.publisher.publish(third)
+    assert sent == 1
+    assert ways(logs) == ["disk"]
+    await made.proves(third)
+    del made.transport._open
+    # And the way over a group is open again.
+    fourth = made.release(4, 13)
+    with capture_logs() as logs:
+        await made.publisher.publish(fourth)
+    assert ways(logs) == ["process_group"]
+    await made.proves(fourth)
+
+
+async def refuse(control: Any) -> Any:
+    raise PublishError(control.url, "process group: meeting", "refused by the test")
+
+
+async def test_a_process_group_brings_tied_weights(tied: RunningEngine, layout: Layout, tmp_path: Path) -> None:
+    await check_process_group(tied, layout, tmp_path)
+
+
+async def test_a_process_group_brings_untied_weights(untied: RunningEngine, layout: Layout, tmp_path: Path) -> None:
+    await check_process_group(untied, layout, tmp_path)
+
+
+def make_adapter(model_dir: Path, directory: Path, seed: int, ids: list[int]) -> list[float]:
+    """A random PEFT adapter; the scores of ``ids`` under it."""
+    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    model = get_peft_model(base, LoraConfig(r=LORA_RANK, lora_alpha=8, target_modules=names, task_type="CAUSAL_LM"))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        logprobs_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    model.save_pretrained(directory)
+    return [logprobs_TV[position, token].item() for position, token in enumerate(ids[1:])]
+
+
+async def test_adapters_are_swapped_while_answers_go_on(untied: RunningEngine, layout: Layout, tmp_path: Path) -> None:
+    async with site(untied, layout, tmp_path) as made:
+        ids = probe_ids(Path(made.config.tokenizer_dir), made.learner.arch.vocab_size)
+
+        def adapter(version: int) -> Release:
+            directory = tmp_path / str(version)
+            return Release(version, directory, ids, make_adapter(untied.model_dir, directory, version, ids))
+
+        first, second = adapter(11), adapter(12)
+        with capture_logs() as logs:
+            await made.publisher.publish(first)
+            name = adapter_name(11) if untied.kind == "vllm" else f"{untied.name}:{adapter_name(11)}"
+            answer = asyncio.create_task(long_answer(untied, name))
+            await asyncio.sleep(0.3)
+            assert not answer.done()
+            await made.publisher.publish(second)
+            assert await answer == (160, "length")
+        assert ways(logs) == ["adapter", "adapter"]
+        await made.proves(first)
+        await made.proves(second)
+        assert distance(first.probe_scores, second.probe_scores) > 0.05
+        assert await made.broker.get_status("engines") == {untied.base_url: "12"}
+
+        # An engine that lost the adapter (it restarted) is given it again.
+        await made.control.unload_adapter(adapter_name(12))
+        with pytest.raises(PublishError):
+            await made.proves(second)
+        await made.publisher.reconcile()
+        await made.proves(second)
+
+        # Only the newest few stay loaded.
+        for version in (13, 14, 15, 16):
+            await made.publisher.publish(adapter(version))
+            await asyncio.gather(*made.publisher._tidying)
+        assert sorted(await made.control.adapters()) == [adapter_name(version) for version in (13, 14, 15, 16)]
+        await made.proves(Release(16, tmp_path / "16", ids, make_adapter(untied.model_dir, tmp_path / "x", 16, ids)))
