@@ -78,6 +78,22 @@ def status(
     run_status(state_dir, files or [], as_json=as_json)
 
 
+@app.command()
+def doctor(
+    state_dir: StatePath = Path(".hintloop"),
+    files: Files = None,
+    settings: Settings = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this station of the chain; may be given several times.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Walk the chain from the configuration to the weights and name what is wrong, why, and the fix."""
+    from hintloop.doctor.run import run_doctor
+
+    run_doctor(state_dir, files or [], settings or [], only or [], as_json=as_json)
+
+
 @config_app.command("show")
 def config_show(
     files: Files = None,

@@ -1,0 +1,48 @@
+"""The configuration by itself: what is set, what it means together, whether the student can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hintloop_contract.config.needs import signal_needs
+from hintloop_contract.errors import HintloopError
+
+from hintloop.doctor.causes import Cause
+from hintloop.doctor.finding import Finding, fail, ok, warn
+from hintloop.doctor.look import Look
+
+
+async def check(look: Look) -> list[Finding]:
+    """Findings of the configuration."""
+    config = look.config
+    try:
+        needs = signal_needs(config, look.loaded.directory)
+    except HintloopError as error:
+        return [fail("method", str(error), Cause.CUSTOM_LOSS_UNUSABLE)]
+    method = config.custom_loss or config.advantage.estimator
+    wants = [name for name, wanted in (("scores", needs.score), ("hints", needs.hint)) if wanted]
+    findings = [ok("method", f"{method} learns from {' and '.join(wants)}"), _student(look)]
+    if needs.hint and not needs.either and not config.opd.enable_hint_extraction:
+        findings.append(fail("hints", "opd.enable_hint_extraction is false", Cause.HINTS_SWITCHED_OFF))
+    if needs.hint and not config.opd.drop_sample_without_hint:
+        seen = "opd.drop_sample_without_hint is false"
+        findings.append(warn("turns without a hint", seen, Cause.UNHINTED_TURNS_TRAINED))
+    if config.prm.judge_backend != "rules":
+        findings += _votes(look)
+    return findings
+
+
+def _student(look: Look) -> Finding:
+    path = Path(look.config.model.student_model_path)
+    if not look.config.model.student_model_path or not (path / "config.json").is_file():
+        seen = f"model.student_model_path {look.config.model.student_model_path!r} holds no config.json"
+        return fail("student", seen, Cause.STUDENT_UNREADABLE)
+    if not (Path(look.config.tokenizer_dir) / "tokenizer.json").is_file():
+        return fail("student", f"{look.config.tokenizer_dir!r} holds no tokenizer.json", Cause.STUDENT_UNREADABLE)
+    return ok("student", str(path))
+
+
+def _votes(look: Look) -> list[Finding]:
+    from hintloop_judge.llm import equal_votes
+
+    return [warn("votes", note, Cause.EQUAL_VOTES) for note in equal_votes(look.config.opd, look.config.prm)]

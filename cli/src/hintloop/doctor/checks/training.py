@@ -1,0 +1,76 @@
+"""The trainer: whether its loss and its layout can be used, whether it runs, and what the engines serve of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hintloop_contract.errors import HintloopError
+
+from hintloop.doctor.causes import Cause
+from hintloop.doctor.finding import Finding, fail, ok, skipped, warn
+from hintloop.doctor.look import Look
+
+#: What the trainer's phase ends with when something that it needs keeps failing.
+FAILING = " failed"
+
+
+async def check_setup(look: Look) -> list[Finding]:
+    """Custom loss and layout, as the trainer would read them."""
+    # Importing torch and megatron takes seconds of processor time: not in the loop.
+    return await asyncio.to_thread(_setup, look)
+
+
+def _setup(look: Look) -> list[Finding]:
+    from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
+    from hintloop_trainer.losses.loading import load_loss
+    from hintloop_trainer.megatron.model import read_architecture
+
+    findings = []
+    try:
+        loss = load_loss(look.config.custom_loss, [look.loaded.directory])
+        findings.append(ok("loss", f"{loss.source}; requires {', '.join(sorted(loss.requires)) or 'advantages'}"))
+    except HintloopError as error:
+        findings.append(fail("loss", str(error), Cause.CUSTOM_LOSS_UNUSABLE))
+    try:
+        arch = read_architecture(look.config.model.student_model_path)
+        findings.append(ok("model", f"{arch.family}, {arch.num_layers} layers of {arch.hidden_size}"))
+    except HintloopError as error:
+        findings.append(fail("model", str(error), Cause.STUDENT_UNREADABLE))
+    return findings
+
+
+async def check_running(look: Look) -> list[Finding]:
+    """What the trainer says of itself."""
+    if look.snapshot is None:
+        return [skipped("trainer", "Redis is away")]
+    status = look.snapshot.trainer
+    if not status:
+        return [fail("trainer", "it never reported", Cause.TRAINER_AWAY)]
+    phase, detail = status.get("phase", ""), status.get("detail", "")
+    seen = f"{phase}{f': {detail}' if detail else ''}; step {status.get('step', '?')}"
+    if phase in ("stopped", "failed"):
+        return [fail("trainer", seen, Cause.TRAINER_AWAY)]
+    if phase.endswith(FAILING):
+        return [fail("trainer", seen, Cause.TRAINER_STUCK)]
+    if phase == "paused":
+        return [warn("trainer", seen, Cause.TRAINING_PAUSED)]
+    return [ok("trainer", seen)]
+
+
+async def check_published(look: Look) -> list[Finding]:
+    """Whether every engine serves the released version."""
+    if look.snapshot is None:
+        return [skipped("weights", "Redis is away")]
+    current, updating = look.snapshot.weights.current, look.snapshot.weights.updating
+    steps = int(look.snapshot.trainer.get("step", "0") or 0)
+    if current is None:
+        if steps:
+            return [fail("weights", f"{steps} steps, no version released", Cause.WEIGHTS_NEVER_PUBLISHED)]
+        return [skipped("weights", "no version is released yet")]
+    if updating is not None:
+        return [ok("weights", f"version {current}; {updating} is being published")]
+    behind = {url: version or "none" for url, version in look.snapshot.engines.items() if version != str(current)}
+    if behind:
+        where = ", ".join(f"{url} serves {version}" for url, version in behind.items())
+        return [fail("weights", f"version {current} is released; {where}", Cause.ENGINE_BEHIND)]
+    return [ok("weights", f"version {current} on {len(look.snapshot.engines)} engine(s)")]
