@@ -32,12 +32,14 @@ SAMPLES = [
 def make_learner(directory: Path, layout: Layout, **training: Any) -> Learner:
     custom = training.pop("custom_loss_path", None)
     estimator = training.pop("estimator", "on_policy_distillation")
+    prm = training.pop("prm", {})
     config = Config.model_validate(
         {
             "model": {"student_model_path": str(directory), "dtype": training.pop("dtype", "float32")},
             "rollout": {"rollout_batch_size": 4},
             "training": {"train_batch_size": 4, "grad_clip": 0.0, "custom_loss_path": custom, **training},
             "advantage": {"estimator": estimator},
+            "prm": prm,
         }
     )
     return Learner(config, objective_from(config, load_loss(custom, [directory])), layout)

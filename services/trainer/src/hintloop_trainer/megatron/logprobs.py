@@ -99,8 +99,9 @@ def _score(
 
 
 def local_logits(model: PolicyModel, hidden_NH: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """This rank's float32 logits ``[N, V]``; rows that only pad the vocabulary are minus infinity."""
-    logits_NV = model.head(hidden_NH).float()
+    """This rank's logits ``[N, V]``, float32 or wider; rows that only pad the vocabulary are minus infinity."""
+    raw_NV = model.head(hidden_NH)
+    logits_NV: torch.Tensor = raw_NV.to(torch.promote_types(raw_NV.dtype, torch.float32))
     num_local = logits_NV.shape[-1]
     num_real = vocab_size - parallel_state.get_tensor_model_parallel_rank() * num_local
     if num_real >= num_local:
