@@ -12,6 +12,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 config_app = typer.Typer(no_args_is_help=True)
 app.add_typer(config_app, name="config", help="The configuration.")
 keys_app = typer.Typer(no_args_is_help=True)
+dead_app = typer.Typer(no_args_is_help=True)
+app.add_typer(dead_app, name="dead", help="Messages that failed repeatedly and were set aside.")
 app.add_typer(keys_app, name="keys", help="API keys of agents and of callers of the PRM routes.")
 
 #: Bounds of the demo's options: a day and a half of steps on two cores, what every random generator takes, a day.
@@ -71,11 +73,15 @@ def status(
     state_dir: StatePath = Path(".hintloop"),
     files: Files = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look every two seconds, in place, until Ctrl-C.")] = False,
 ) -> None:
     """Show what became of every captured turn, and the weights' versions."""
+    from hintloop.errors import CommandError
     from hintloop.status import run_status
 
-    run_status(state_dir, files or [], as_json=as_json)
+    if as_json and watch:
+        raise CommandError("--json and --watch do not go together; call --json as often as you like")
+    run_status(state_dir, files or [], as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -104,6 +110,43 @@ def config_show(
     from hintloop.config_show import run_config_show
 
     run_config_show(files or [], settings or [], as_json=as_json)
+
+
+Ids = Annotated[list[str] | None, typer.Argument(help="As `hintloop dead list` shows them.", show_default=False)]
+All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
+
+
+@dead_app.command("list")
+def dead_list(
+    state_dir: StatePath = Path(".hintloop"),
+    files: Files = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most messages shown, the oldest first.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with the traceback.")] = False,
+) -> None:
+    """Show what was set aside, and the error."""
+    from hintloop.dead import run_dead_list
+
+    run_dead_list(state_dir, files or [], limit, as_json=as_json)
+
+
+@dead_app.command("requeue")
+def dead_requeue(
+    ids: Ids = None, everything: All = False, state_dir: StatePath = Path(".hintloop"), files: Files = None
+) -> None:
+    """Send messages again to where they failed, once the cause is mended."""
+    from hintloop.dead import run_dead_requeue
+
+    run_dead_requeue(state_dir, files or [], ids or [], everything=everything)
+
+
+@dead_app.command("purge")
+def dead_purge(
+    ids: Ids = None, everything: All = False, state_dir: StatePath = Path(".hintloop"), files: Files = None
+) -> None:
+    """Forget messages for good."""
+    from hintloop.dead import run_dead_purge
+
+    run_dead_purge(state_dir, files or [], ids or [], everything=everything)
 
 
 @keys_app.command("new")

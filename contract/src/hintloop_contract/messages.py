@@ -306,6 +306,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     traceback: str
     attempts: int
+    stage: str = ""
+    """Under which stage its drop is counted."""
 
 
 #: Any message that a stream carries.

@@ -13,6 +13,7 @@ from hintloop_contract.codec import FIELDS, PackedMessage, decode_fields, encode
 from hintloop_contract.errors import MessageError
 from hintloop_contract.messages import DeadLetter, Drop, DropReason, Message, TurnRecord
 from hintloop_contract.redis_connection import available, connect
+from hintloop_contract.redis_dead import RedisDead
 from hintloop_contract.redis_state import RedisState
 from hintloop_contract.streams import DEAD, DROPS, JUDGED, SAMPLES, STREAMS, TURNS, Stream
 
@@ -24,7 +25,7 @@ DROPS_MAX_AGE_MS = 7 * 24 * 3600 * 1000
 RELEASED_IDLE_MS = 24 * 3600 * 1000
 
 
-class RedisBroker(RedisState):
+class RedisBroker(RedisState, RedisDead):
     """`Broker` over a ``redis.asyncio`` client. See `broker.Broker` for what each method promises."""
 
     def __init__(self, client: Any, policy: str, *, turn_retention_s: int = 3600) -> None:
@@ -261,6 +262,7 @@ class RedisBroker(RedisState):
         max_attempts: int,
         stage: str = "",
     ) -> bool:
+        where = stage or stream.group or stream.name
         letter = DeadLetter(
             stream=stream.name,
             turn_id=turn_id,
@@ -268,8 +270,8 @@ class RedisBroker(RedisState):
             error=error,
             traceback=traceback,
             attempts=max_attempts,
+            stage=where,
         )
-        where = stage or stream.group or stream.name
         drop = Drop(turn_id=turn_id, stage=where, reason=DropReason.DEAD, detail=error, tenant=tenant)
         keys = [
             self.keys.stream(stream),
