@@ -9,6 +9,7 @@ from traceback import format_tb
 import aiohttp
 import msgspec
 import structlog
+from hintloop_contract.ids import adapter_version
 
 from hintloop_rollout_proxy import feedback, metrics, serving
 from hintloop_rollout_proxy.asgi import (
@@ -247,6 +248,8 @@ def rename_models(data: bytes, public_model: str) -> bytes:
     try:
         document = msgspec.json.decode(data)
         models = document["data"] if isinstance(document.get("data"), list) else [document]
+        # Versions of the policy, not models to choose from.
+        models[1:] = [model for model in models[1:] if adapter_version(model["id"]) is None]
         models[0]["id"] = public_model
         return msgspec.json.encode(document)
     except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError, RecursionError):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hintloop_rollout_proxy.engines import Dialect, reader_of
-from hintloop_rollout_proxy.engines.dialect import CHAT, NOTHING, Extension, Fields, Headers, Reader
+from hintloop_rollout_proxy.engines.dialect import CHAT, GENERATE, NOTHING, Extension, Fields, Headers, Reader
 from hintloop_rollout_proxy.engines.native import NativeReader
 from hintloop_rollout_proxy.upstream import Engine
 
@@ -48,14 +48,24 @@ class Question:
     """``fields`` as the client wrote them, where nothing was changed."""
 
 
-def ways_of(question: Question, dialect: Dialect, engine: Engine, public_model: str) -> Iterator[Ask]:
-    """Every way of asking ``engine``, which serves under a name of its own what agents call ``public_model``."""
+def ways_of(
+    question: Question, dialect: Dialect, engine: Engine, public_model: str, adapter: str | None = None
+) -> Iterator[Ask]:
+    """Every way of asking ``engine``, which serves under a name of its own what agents call ``public_model``.
+
+    With the name of an ``adapter``, the answer is to be made under it.
+    """
     fields, api, body = question.fields, question.api, question.body
-    model = None if engine.model is None else msgspec.Raw(msgspec.json.encode(engine.model))
+    name = engine.model
+    if name is not None and adapter is not None:
+        name = dialect.adapted(name, adapter)
+    if adapter is not None and api == GENERATE:
+        fields, body = {**fields, "lora_path": msgspec.Raw(msgspec.json.encode(adapter))}, None
+    model = None if name is None else msgspec.Raw(msgspec.json.encode(name))
     if model is not None and fields.get("model", model) != model:
         fields, body = {**fields, "model": model}, None
     if api is None:
-        yield Ask(body or msgspec.json.encode(fields), (), NativeReader(engine.model, public_model), written=True)
+        yield Ask(body or msgspec.json.encode(fields), (), NativeReader(name, public_model), written=True)
         return
     mended = mend(fields) if api == CHAT and engine.wants_mended else None
     if mended is not None:

@@ -53,6 +53,8 @@ class Exchange:
     engine_url: str = ""
     behaviour_space: str | None = None
     defaults_neutral: bool = True
+    adapter_version: int | None = None
+    """The version of the adapter that answers: it is never replaced, so the whole answer is of this version."""
     answer: Answer = field(default_factory=Answer)
     status: str = "aborted"
     http_status: int = 200
@@ -125,9 +127,11 @@ def captures_of(exchange: Exchange, end_ms: int) -> list[Capture]:
 
 
 def _capture(exchange: Exchange, choice: Choice, turn_id: str, num_choices: int, end_ms: int) -> Capture:
-    """``version_newest`` stays open until it is written, unless spans tell it."""
+    """``version_newest`` stays open until it is written, unless spans or an adapter tell it."""
     answer, problem = exchange.answer, problem_of(exchange, choice)
     versions = [span.version for span in choice.spans]
+    if exchange.adapter_version is not None:
+        versions = [exchange.adapter_version]
     answered = exchange.status != "refused" and answer.has_message
     given_up = exchange.status == "complete" and choice.finish_reason in ABORT_REASONS
     sampling = exchange.reading.sampling
@@ -159,7 +163,7 @@ def _capture(exchange: Exchange, choice: Choice, turn_id: str, num_choices: int,
         sampling=sampling,
         version_oldest=min(versions) if versions else exchange.version_oldest,
         version_newest=max(versions) if versions else None,
-        spans=choice.spans,
+        spans=choice.spans if exchange.adapter_version is None else (),
         start_ms=exchange.start_ms,
         end_ms=end_ms,
         turn_type=exchange.turn_type,

@@ -72,23 +72,25 @@ class EngineWatch:
             for engine in self._pool.engines
         ]
 
-    async def name(self, engine: Engine) -> None:
-        """Learn under which name the engine serves, if need be. A failure leaves it unknown; nothing else waits."""
+    async def name(self, engine: Engine, adapter: str | None = None) -> None:
+        """Learn under which name the engine serves, and whether it has ``adapter``, if need be.
+
+        A failure leaves it unknown; nothing else waits.
+        """
         look = self._looks[engine.url]
-        if engine.model is not None or time.monotonic() < look.name_at:
+        known = engine.model is not None and (adapter is None or adapter in engine.adapters)
+        if known or time.monotonic() < look.name_at:
             return
-        try:
-            engine.model = await look.probe.served_model(NAME_TIMEOUT_S)
-        except ProbeError as error:
+        await self._name_again(engine, look)
+        if engine.model is None or (adapter is not None and adapter not in engine.adapters):
             look.name_at = time.monotonic() + NAME_AGAIN_S
-            log.debug("model name not known", url=engine.url, error=str(error))
 
     async def _name_again(self, engine: Engine, look: Look) -> None:
-        """SGLang is renamed by new weights, and its own endpoints take the new name alone."""
+        """SGLang is renamed by new weights, and its own endpoints take the new name alone; adapters come and go."""
         try:
-            engine.model = await look.probe.served_model(NAME_TIMEOUT_S)
+            engine.model, engine.adapters = await look.probe.served(NAME_TIMEOUT_S)
         except ProbeError as error:
-            log.debug("model name not asked again", url=engine.url, error=str(error))
+            log.debug("model name not known", url=engine.url, error=str(error))
 
     async def poll(self, engine: Engine) -> None:
         """One look at one engine. One that was gone is probed anew: it may run with other settings."""
@@ -111,7 +113,7 @@ class EngineWatch:
 
     def _forget(self, engine: Engine, look: Look) -> None:
         engine.model, engine.behaviour_space, engine.defaults_neutral = None, None, False
-        engine.fingerprint, engine.wants_mended = None, False
+        engine.fingerprint, engine.wants_mended, engine.adapters = None, False, frozenset()
         look.probe_at, look.wait_s = 0.0, PROBE_AGAIN_S
         if look.probing is not None:
             look.probing.cancel()

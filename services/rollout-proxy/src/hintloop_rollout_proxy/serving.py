@@ -11,7 +11,7 @@ from functools import cache
 import aiohttp
 import msgspec
 import structlog
-from hintloop_contract.ids import new_id
+from hintloop_contract.ids import adapter_name, new_id
 from hintloop_contract.messages import Capture
 
 from hintloop_rollout_proxy.apis.translation import TranslatedApi, Translation, UntranslatableError
@@ -76,6 +76,7 @@ class Handler:
         """Serve with ``deps``."""
         self._deps = deps
         self._public_model = deps.config.policy.served_model_name
+        self._adapters = deps.config.lora.as_adapter
         self._limit_s = deps.config.proxy.request_timeout_s
         self._wait_s = deps.config.proxy.engine_wait_s
         # Finding a metric by its labels costs more than counting.
@@ -210,11 +211,9 @@ class Handler:
         while True:
             last: EngineUnreachableError | None = None
             for engine in deps.pool.ordered():
-                if engine.model is None:
-                    await deps.watch.name(engine)
-                exchange.choose(engine.url, engine.behaviour_space, engine.defaults_neutral)
+                adapter = await self._choose(engine, exchange)
                 try:
-                    await self._ask(engine, job)
+                    await self._ask(engine, job, adapter)
                     return
                 except EngineUnreachableError as error:
                     log.warning("engine unreachable", url=engine.url, error=str(error))
@@ -223,24 +222,43 @@ class Handler:
                 raise last or EngineUnreachableError("no policy engine is configured; set policy.engines")
             await asyncio.sleep(RETRY_S)
 
-    async def _ask(self, engine: Engine, job: Job) -> None:
+    async def _choose(self, engine: Engine, exchange: Exchange) -> str | None:
+        """An engine will answer; the name of the adapter under which, where versions are adapters.
+
+        One that lost its adapters (it restarted) answers without: nobody is refused, and nothing of it is trained.
+        """
+        version = exchange.version_oldest if self._adapters else 0
+        wanted = adapter_name(version) if version else None
+        if engine.model is None or (wanted is not None and wanted not in engine.adapters):
+            await self._deps.watch.name(engine, wanted)
+        exchange.choose(engine.url, engine.behaviour_space, engine.defaults_neutral)
+        has_it = wanted in engine.adapters
+        exchange.adapter_version = version if has_it else None
+        lacks = None if wanted is None or has_it else f"the engine has no adapter of version {version}"
+        exchange.untrainable = exchange.reading.untrainable or lacks
+        return wanted if has_it else None
+
+    async def _ask(self, engine: Engine, job: Job, adapter: str | None) -> None:
         """Ask in one way after the other until the engine takes one; else the client gets what its own words met."""
         deps = self._deps
         passed = request_headers(job.raw_headers, deps.engine_key)
+        model = engine.model
+        if model is not None and adapter is not None:
+            model = deps.dialect.adapted(model, adapter)
         met: tuple[int, RawHeaders, bytes] | None = None
-        for ask in ways_of(job.question, deps.dialect, engine, self._public_model):
+        for ask in ways_of(job.question, deps.dialect, engine, self._public_model, adapter):
             headers = [*passed, *ask.headers] if ask.headers else passed
             job.timing.ask()
             async with deps.pool.ask(engine, job.path, headers, ask.body) as response:
                 if response.status not in REJECTED:
                     self._take(job, engine, ask, response.status)
-                    await self._relay(job, response, ask.reader, engine.model)
+                    await self._relay(job, response, ask.reader, model)
                     return
                 data = await response.read()
                 if ask.written:
                     met = response.status, answer_headers(response), data
         assert met is not None
-        await self._give_error(job, engine.model, *met)
+        await self._give_error(job, model, *met)
 
     def _take(self, job: Job, engine: Engine, ask: Ask, status: int) -> None:
         """The engine answers this way of asking."""

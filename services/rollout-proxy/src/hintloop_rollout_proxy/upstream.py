@@ -58,6 +58,8 @@ class Engine:
     """Whether it rejected a chat's form that ``asking.mend`` changes, and took the other."""
     defaults_neutral: bool = False
     """Whether a sampling parameter that is left out is known to mean temperature 1 without truncation."""
+    adapters: frozenset[str] = frozenset()
+    """Names of the adapters that it serves beside the model."""
 
 
 def request_headers(headers: Iterable[tuple[bytes, bytes]], engine_key: str | None) -> list[tuple[str, str]]:

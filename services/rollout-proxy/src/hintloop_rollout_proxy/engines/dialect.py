@@ -89,6 +89,10 @@ class Dialect(Protocol):
     tempered_space: str
     """The ``behaviour_space`` of this engine when its log-probabilities are not those of temperature 1."""
 
+    def adapted(self, model: str, adapter: str) -> str:
+        """The name that asks for ``model`` under ``adapter``."""
+        ...
+
     def extend(self, api: str, fields: Fields, headers: Headers) -> Extension | None:
         """Ask for ids, log-probabilities and usage by changing ``fields``; ``None`` when the engine has no such API."""
         ...

@@ -85,12 +85,17 @@ class EngineProbe:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return Health.BAD
 
-    async def served_model(self, timeout_s: float | None = None) -> str:
+    async def served_model(self) -> str:
         """The first model of ``/v1/models``; raises ``ProbeError``."""
+        return (await self.served())[0]
+
+    async def served(self, timeout_s: float | None = None) -> tuple[str, frozenset[str]]:
+        """The first model of ``/v1/models``, and the adapters among the others; raises ``ProbeError``."""
         document = await self._call("GET", "/v1/models", None, timeout_s)
         try:
-            return str(document["data"][0]["id"])
-        except (KeyError, IndexError, TypeError) as error:
+            first, *others = document["data"]
+            return str(first["id"]), frozenset(str(model["id"]) for model in others if model.get("parent"))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ProbeError(f"{self._url}/v1/models names no model: {document!r:.200}") from error
 
     async def facts(self, engine: str, tempered_space: str) -> EngineFacts:

@@ -40,6 +40,10 @@ class SglangDialect:
     name = "sglang"
     tempered_space = "after_temperature"
 
+    def adapted(self, model: str, adapter: str) -> str:
+        """SGLang takes both names in one."""
+        return f"{model}:{adapter}"
+
     def extend(self, api: str, fields: Fields, headers: Headers) -> Extension | None:
         """Ask for log-probabilities and, each in its own way, for the ids of a whole answer or of a stream."""
         if api == CHAT:

@@ -28,6 +28,10 @@ class VllmDialect:
     name = "vllm"
     tempered_space = "processed"
 
+    def adapted(self, model: str, adapter: str) -> str:
+        """An adapter is a model to vLLM."""
+        return adapter
+
     def extend(self, api: str, fields: Fields, headers: Headers) -> Extension | None:
         """Ask for token ids, log-probabilities and, in a stream, usage."""
         if api not in (CHAT, COMPLETIONS):
