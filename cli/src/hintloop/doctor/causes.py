@@ -104,7 +104,8 @@ EXPLANATIONS: dict[Cause, Explanation] = {
         "Set `appendonly yes` (and `appendfsync always`, or `everysec` if a second's turns may be lost).",
     ),
     Cause.DEAD_LETTERS: Explanation(
-        "Messages failed repeatedly and were set aside.", "Read the error that is shown; it names what to mend."
+        "Messages failed repeatedly and were set aside.",
+        "`hintloop dead list` shows the errors; mend the cause, then `hintloop dead requeue --all`.",
     ),
     Cause.PROXY_AWAY: Explanation(
         "No rollout proxy answers at proxy.host and proxy.port.", "Start the stack (`hintloop up`), or correct them."
