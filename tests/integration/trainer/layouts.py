@@ -1,53 +1,115 @@
-"""One training run on the layout of its arguments; rank 0 prints what happened as JSON. Started by torchrun."""
+"""Training runs of the cases in a file, each on a layout of its own; started by torchrun, or called in this process."""
 
 from __future__ import annotations
 
-import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import torch
 from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample
 from hintloop_contract.tensors import pack, unpack
+from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable, TrainerState
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.losses.loading import load_loss
-from hintloop_trainer.megatron import parallel
+from hintloop_trainer.megatron import parallel, weights
+from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import objective_from
 from hintloop_trainer.ranks import Ranks
+from safetensors.torch import save_file
+
+#: Samples of each optimizer step, by collection: two steps on old log-probabilities, then one on none.
+COLLECTIONS = ([slice(0, 4), slice(4, 8)], [slice(2, 6)])
 
 
-def main(job: Path, tensor: int, pipeline: int, load: str) -> None:
-    samples: list[bytes] = [
-        msgspec.msgpack.encode(s) for s in msgspec.msgpack.decode(job.read_bytes(), type=list[Sample])
-    ]
-    folder = job.parent
-    config = Config.model_validate(
+class Case(msgspec.Struct):
+    """One run. ``training`` are keys of `[training]`; results lie in a folder of the case's ``name``."""
+
+    name: str
+    training: dict[str, Any] = {}
+    student: str = "student"
+    dtype: str = "float32"
+    load: str = ""
+    """Case whose checkpoint this run goes on from; that was made after its first collection."""
+    save: bool = False
+    forced: bool = False
+    """Ask for the student's candidates and the teacher's scores first."""
+
+
+class Result(msgspec.Struct):
+    """What a case did, over its collections."""
+
+    losses: list[float] = []
+    grad_norms: list[float] = []
+    tokens: list[int] = []
+    entropy: list[float] = []
+    ratio: list[float] = []
+    scores: list[float] = []
+    chosen: dict[str, list[list[int]]] = {}
+    taught: list[list[float]] = []
+    taught_ids: list[list[list[int]]] = []
+    taught_tails: list[list[float]] = []
+    digest: str = ""
+
+
+class Watched(Resumable):
+    """The learner, with the gradient of its last step told as well."""
+
+    def gradients(self, file: Path) -> None:
+        """Write the whole gradient by Hugging Face's names. Collective; not under a distributed optimizer."""
+        learner, found = self.learner, {}
+        for parameter in learner.model.parameters():
+            parameter.data, parameter.kept = parameter.main_grad, parameter.data  # type: ignore[attr-defined]
+        weights.export_tensors(learner.model, learner.arch, learner.layout, found.__setitem__)
+        for parameter in learner.model.parameters():
+            parameter.data = parameter.kept  # type: ignore[attr-defined]
+        if learner.layout.tp_rank == 0 and learner.layout.dp_rank == 0:
+            save_file({name: tensor.clone() for name, tensor in found.items()}, f"{file}-{learner.layout.pp_rank}")
+
+
+def config_of(folder: Path, case: Case) -> Config:
+    return Config.model_validate(
         {
-            "model": {"student_model_path": str(folder / "student"), "dtype": "float32"},
+            "model": {"student_model_path": str(folder / case.student), "dtype": case.dtype},
             "rollout": {"rollout_batch_size": 8},
             "training": {
                 "train_batch_size": 4,
                 "micro_batch_size": 2,
                 "learning_rate": 1e-3,
-                "tensor_model_parallel_size": tensor,
-                "pipeline_model_parallel_size": pipeline,
-                "custom_loss_path": "topk_reverse_kl.py" if load == "topk" else None,
+                **case.training,
             },
             "prm": {"teacher_source": "trainer"},
         }
     )
-    layout = parallel.start(tensor, pipeline, seed=1, timeout_s=120)
+
+
+def run(folder: Path, case: Case, layout: Layout | None = None) -> None:
+    """Run a case on the processes there are; the leading one writes what happened to ``folder / case.name``."""
+    config = config_of(folder, case)
+    if layout is None:
+        keys = config.training
+        layout = parallel.arrange(
+            keys.tensor_model_parallel_size,
+            keys.pipeline_model_parallel_size,
+            seed=1,
+            timeout_s=120,
+            context=keys.context_parallel_size,
+            expert=keys.expert_model_parallel_size,
+            sequence_parallel=keys.sequence_parallel,
+        )
     learner = Learner(config, objective_from(config, load_loss(config.custom_loss, [])), layout)
-    store = CheckpointStore(folder / "checkpoints", learner, 3)
-    ranks = Ranks(Resumable(learner, store), layout)
+    ranks = Ranks(Watched(learner, CheckpointStore(folder / case.name / "checkpoints", learner, 3)), layout)
     if layout.rank == 0:
-        lead(ranks, samples, folder / f"out-{layout.world_size}-{tensor}-{pipeline}-{load}", load)
+        (folder / case.name).mkdir()
+        lead(ranks, folder, case)
+        ranks.stop()
     else:
         ranks.follow()
-    parallel.stop()
 
 
 def replace(encoded: bytes, hint: bytes) -> bytes:
@@ -57,44 +119,61 @@ def replace(encoded: bytes, hint: bytes) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(sample, hinted_prompt_ids=hinted))
 
 
-def lead(ranks: Ranks, samples: list[bytes], out: Path, load: str) -> None:
-    if load.startswith("/"):
-        ranks.call("load", Path(load))
+def lead(ranks: Ranks, folder: Path, case: Case) -> None:
+    decoded = msgspec.msgpack.decode((folder / "samples.msgpack").read_bytes(), type=list[Sample])
+    samples = [msgspec.msgpack.encode(sample) for sample in decoded]
+    result, out = Result(), folder / case.name
+    if case.load:
+        (checkpoint,) = (folder / case.load / "checkpoints").glob("step-*")
+        ranks.call("load", checkpoint)
     ranks.idle()
+    if case.forced:
+        ask(ranks, samples, result)
+    for number, collection in list(enumerate(COLLECTIONS))[1 if case.load else 0 :]:
+        ranks.call("begin", [samples[part] for part in collection])
+        for index in range(len(collection)):
+            step = ranks.call("step", index)
+            result.losses.append(step.loss)
+            result.grad_norms.append(step.grad_norm)
+            result.tokens.append(step.num_tokens)
+            result.entropy.append(step.tally.of("entropy").mean)
+            result.ratio.append(step.tally.of("ratio_mean").mean)
+            if not case.training.get("use_distributed_optimizer"):
+                ranks.call("gradients", out / f"gradient-{number}-{index}")
+        if case.save and number == 0:
+            save(ranks, case)
+        ranks.call("export", out / f"weights-{number}")
+    result.scores = ranks.call("score", [3, 1, 4, 1, 5, 9])
+    (out / "result.json").write_bytes(msgspec.json.encode(result))
+
+
+def ask(ranks: Ranks, samples: list[bytes], result: Result) -> None:
+    """The student's candidates and the teacher's scores, of samples that ranks cannot share evenly."""
     chosen = ranks.call("choose", samples[:5], 6, 1 << 31)
-    hinted = [replace(item, b"hint") for item in samples[:5]]
-    taught = ranks.call("teach", hinted, 6)
-    ranks.call("begin", [samples[:4], samples[4:]])
-    results = [ranks.call("step", index) for index in (0, 1)]
-    scores = ranks.call("score", [3, 1, 4, 1, 5, 9])
-    digest = ranks.call("export", out)
+    taught = ranks.call("teach", [replace(item, b"hint") for item in samples[:5]], 6)
+    result.chosen = {turn: ids.tolist() for turn, ids in sorted(chosen.items())}
+    for turn in sorted(taught):
+        result.taught.append(taught[turn].logprobs.tolist())
+        result.taught_ids.append(taught[turn].topk_ids.tolist())
+        result.taught_tails.append(taught[turn].tail_logprobs.tolist())
+
+
+def save(ranks: Ranks, case: Case) -> None:
     state = TrainerState(
-        step=2, run="run", lineage=Lineage(), trained_turn_ids=[], num_trained=8, model_path="student", dtype="float32"
+        step=2, run="run", lineage=Lineage(), trained_turn_ids=[], num_trained=8, model_path="student", dtype=case.dtype
     )
-    if not load.startswith("/") and load != "topk":
-        ranks.call("save", state)
-    print(
-        "RESULT "
-        + json.dumps(
-            {
-                "losses": [result.loss for result in results],
-                "grad_norms": [result.grad_norm for result in results],
-                "tokens": [result.num_tokens for result in results],
-                "read": [result.work.num_read for result in results],
-                "entropy": [result.tally.of("entropy").mean for result in results],
-                "ratio": [result.tally.of("ratio_mean").mean for result in results],
-                "scores": scores,
-                "chosen": {turn: ids.tolist() for turn, ids in sorted(chosen.items())},
-                "taught": [taught[turn].logprobs.tolist() for turn in sorted(taught)],
-                "taught_ids": [taught[turn].topk_ids.tolist() for turn in sorted(taught)],
-                "taught_tails": [taught[turn].tail_logprobs.tolist() for turn in sorted(taught)],
-                "digest": digest,
-                "out": str(out),
-            }
-        )
-    )
-    ranks.stop()
+    ranks.call("begin_save", state, None)
+    while ranks.call("finish_save") is None:
+        time.sleep(0.05)
+
+
+def main(folder: Path, cases: Path) -> None:
+    torch.set_num_threads(1)
+    parallel.start(1, 1, seed=1, timeout_s=120)
+    for case in msgspec.json.decode(cases.read_bytes(), type=list[Case]):
+        run(folder, case)
+    parallel.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -197,3 +197,48 @@ def test_unsupported_models_are_refused(student: Callable[..., Path], changes: d
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
         model.read_architecture(tmp_path)
+
+
+def gradients(built: model.PolicyModel, arch: model.Architecture, layout: Layout) -> dict[str, torch.Tensor]:
+    """The gradient by Hugging Face's names."""
+    found: dict[str, torch.Tensor] = {}
+    for parameter in built.parameters():
+        assert parameter.grad is not None
+        parameter.data = parameter.grad
+    weights.export_tensors(built, arch, layout, found.__setitem__)
+    return found
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_gradients_equal_transformers(student: Callable[..., Path], layout: Layout, family: str) -> None:
+    directory = student(family, tied=False)
+    built, arch = build(directory, layout)
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.randint(0, arch.vocab_size, (2, 23), generator=torch.Generator().manual_seed(4))
+    weighing = torch.randn(2, 23, arch.vocab_size, generator=torch.Generator().manual_seed(5))
+    (reference(ids).logits.log_softmax(-1) * weighing).sum().backward()
+    positions = torch.arange(23).expand(2, -1)
+    with cpu.quietly():
+        hidden = built(ids, positions, None)
+        logits_BSV = built.head(hidden.transpose(0, 1).flatten(0, 1)).view(2, 23, -1)
+    (logits_BSV.log_softmax(-1) * weighing).sum().backward()
+    found = gradients(built, arch, layout)
+    for name, parameter in reference.named_parameters():
+        assert parameter.grad is not None
+        for part, expected in parts_of(name, parameter.grad).items():
+            assert (found[part] - expected).abs().max() < 1e-5 * expected.abs().max() + 1e-6, part
+
+
+def parts_of(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What transformers stacks in one tensor, expert by expert."""
+    base = name.rpartition(".")[0]
+    if name.endswith("experts.down_proj"):
+        return {f"{base}.{number}.down_proj.weight": value for number, value in enumerate(tensor)}
+    if not name.endswith("experts.gate_up_proj"):
+        return {name: tensor}
+    halves = {"gate_proj": 0, "up_proj": 1}
+    return {
+        f"{base}.{number}.{part}.weight": value.chunk(2)[half]
+        for number, value in enumerate(tensor)
+        for part, half in halves.items()
+    }

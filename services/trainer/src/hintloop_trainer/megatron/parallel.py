@@ -153,6 +153,22 @@ def start(
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
     )
+    return arrange(tensor, pipeline, seed, timeout_s, context=context, expert=expert, sequence_parallel=sequence_parallel)
+
+
+def arrange(
+    tensor: int,
+    pipeline: int,
+    seed: int,
+    timeout_s: float = 1800.0,
+    *,
+    context: int = 1,
+    expert: int = 1,
+    sequence_parallel: bool = False,
+) -> Layout:
+    """Divide the processes of :func:`start` into Megatron's groups, anew where they were divided before; seed."""
+    check_sizes(dist.get_world_size(), tensor, pipeline, context, expert)
+    parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
