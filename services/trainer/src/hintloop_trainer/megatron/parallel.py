@@ -153,7 +153,9 @@ def start(
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
     )
-    return arrange(tensor, pipeline, seed, timeout_s, context=context, expert=expert, sequence_parallel=sequence_parallel)
+    return arrange(
+        tensor, pipeline, seed, timeout_s, context=context, expert=expert, sequence_parallel=sequence_parallel
+    )
 
 
 def arrange(
