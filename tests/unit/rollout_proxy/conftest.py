@@ -52,6 +52,7 @@ class FakeEngine:
     seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
     reply: Reply | None = None
     neutral: bool = True
+    adapters: list[str] = field(default_factory=list)
     sampled_ids: list[int] = field(default_factory=lambda: [7, 8])
     num_probes: int = 0
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,7 +93,8 @@ class FakeEngine:
         return web.Response(status=200 if self.healthy else 503)
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}, *adapters]})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """vLLM's side of the probe: scores of -2 nats a token, sampled ones halved when tempered."""

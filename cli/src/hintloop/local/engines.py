@@ -22,7 +22,8 @@ START_TIMEOUT_S = 420.0
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """One engine server. ``max_model_len`` in tokens; ``max_logprobs`` candidates per token."""
+    """One engine server. ``max_model_len`` in tokens; ``max_logprobs`` candidates per token; ``lora_rank`` is 0 where
+    it takes no adapters."""
 
     engine: EngineName
     role: Role
@@ -32,6 +33,7 @@ class EngineOptions:
     dtype: str
     max_model_len: int
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    lora_rank: int = 0
 
 
 def find_scripts() -> Path:
@@ -87,4 +89,10 @@ def spec(scripts: Path, options: EngineOptions) -> ProcessSpec:
         ready=http_ready(f"http://127.0.0.1:{options.port}/health"),
         ready_timeout_s=START_TIMEOUT_S,
         stop_grace_s=10.0,
+        env={"HINTLOOP_LORA_RANK": str(options.lora_rank)} if options.lora_rank else {},
     )
+
+
+def weights_to_start_from(released: Path, model_dir: Path) -> Path:
+    """The released weights; the model's own where none are, or an adapter is: the trainer brings that one later."""
+    return released.resolve() if (released / "config.json").is_file() else model_dir

@@ -165,11 +165,12 @@ class Stack:
                     EngineOptions(
                         engine=config.rollout.engine,
                         role="policy",
-                        model_dir=released.resolve() if released.exists() else self.model_dir,
+                        model_dir=engines.weights_to_start_from(released, self.model_dir),
                         port=config.rollout.sglang_port,
                         served_model_name=config.policy.served_model_name,
                         dtype=config.model.dtype,
                         max_model_len=context,
+                        lora_rank=config.lora.rank if config.lora.as_adapter else 0,
                     ),
                 )
             )
