@@ -74,7 +74,7 @@ class SglangControl:
         try:
             await self._asked("/begin_weight_update", {})
         except PublishError as error:
-            if "already open" not in error.detail:
+            if "already" not in error.detail:
                 raise
             await self._asked("/end_weight_update", {})
             await self._asked("/begin_weight_update", {})

@@ -39,8 +39,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]
 
 
-def portions(directory: Path, portion_bytes: int = PORTION_BYTES) -> Iterator[Portion]:
-    """Read every tensor of ``directory``'s safetensors files, on the CPU, ``portion_bytes`` and no more at once.
+def portions(directory: Path, portion_bytes: int) -> Iterator[Portion]:
+    """Read every tensor of ``directory``'s safetensors files, on the CPU, ``portion_bytes`` or one tensor at once.
 
     Raises:
         OSError: there is no such file.

@@ -19,7 +19,7 @@ from hintloop_trainer.errors import EngineAwayError, PublishError
 from hintloop_trainer.publish.engines import EngineControl
 from hintloop_trainer.publish.group import Meeting, WeightGroup
 from hintloop_trainer.publish.release import Release
-from hintloop_trainer.publish.tensors import Portion, portions
+from hintloop_trainer.publish.tensors import PORTION_BYTES, Portion, portions
 
 #: Seconds that an engine's own words are waited for, once the group has failed.
 LAST_WORDS_S = 2.0
@@ -89,8 +89,9 @@ class DiskTransport:
 class GroupTransport:
     """The engine receives the tensors in a process group that is kept from one release to the next."""
 
-    def __init__(self, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, device: torch.device, timeout_s: float, portion_bytes: int = PORTION_BYTES) -> None:
         """Send from ``device``; no single step takes longer than ``timeout_s`` seconds."""
+        self._portion_bytes = portion_bytes
         self._device = device
         self._timeout_s = timeout_s
         self._groups: dict[str, WeightGroup] = {}
@@ -119,7 +120,7 @@ class GroupTransport:
             if group is None:
                 group = self._groups[control.url] = await self._open(control)
             await control.begin_update()
-            async for portion in _read(release):
+            async for portion in _read(release, self._portion_bytes):
                 on_device = [tensor.to(self._device) for tensor in portion.tensors]
                 await _together(self._sent(control.url, group, on_device), control.receive(portion, release.version))
             await control.finish_update(release.version)
@@ -185,10 +186,10 @@ async def _close_when_open(opening: asyncio.Task[WeightGroup]) -> None:
         await asyncio.to_thread((await opening).close)
 
 
-async def _read(release: Release) -> AsyncIterator[Portion]:
+async def _read(release: Release, portion_bytes: int) -> AsyncIterator[Portion]:
     """The release's portions, read beside the loop."""
     with _failing(str(release.directory), "reading"):
-        source = portions(release.directory)
+        source = portions(release.directory, portion_bytes)
         while (portion := await asyncio.to_thread(next, source, None)) is not None:
             yield portion
 

@@ -6,6 +6,7 @@ adapter is loaded beside those that answers are on their way with.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,15 @@ class VllmControl:
         await self._http.post("/shutdown_weight_transfer_engine")
 
     async def begin_update(self) -> None:
-        """Open a session."""
-        await self._http.post("/start_weight_update")
+        """Open a session, after ending one that was left open."""
+        try:
+            await self._http.post("/start_weight_update")
+        except PublishError as error:
+            if "already" not in error.detail:
+                raise
+            with contextlib.suppress(PublishError):
+                await self.abandon_update("a new update begins")
+            await self._http.post("/start_weight_update")
 
     async def receive(self, portion: Portion, version: int) -> None:
         """One announcement; the workers load tensor by tensor."""
