@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from hintloop_contract.config import load_config
+from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
+from pydantic import ValidationError
 
 
 @pytest.mark.parametrize(
@@ -76,3 +78,13 @@ def test_an_address_that_is_no_redis_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(ConfigError, match="redis.url: it is no address of a Redis") as caught:
         load_config(environ={"HINTLOOP_REDIS__URL": url})
     assert "secret-word" not in str(caught.value)
+
+
+def test_a_moving_average_of_weights_that_no_rank_has_whole_is_refused() -> None:
+    sections = {
+        "prm": {"teacher_source": "trainer", "teacher_weights": "ema"},
+        "training": {"use_distributed_optimizer": True},
+    }
+    with pytest.raises(ValidationError, match="set use_distributed_optimizer = false"):
+        Config.model_validate(sections)
+    assert Config.model_validate({**sections, "model": {"dtype": "float32"}}).training.use_distributed_optimizer

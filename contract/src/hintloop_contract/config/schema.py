@@ -128,6 +128,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _moving_average(self) -> Config:
+        follows = self.prm.teacher_source == "trainer" and self.prm.teacher_weights == "ema"
+        if follows and self.training.use_distributed_optimizer and self.model.dtype == "bfloat16":
+            raise ValueError(
+                "prm.teacher_weights 'ema' follows the optimizer's float32 weights, which "
+                "training.use_distributed_optimizer divides over ranks; set use_distributed_optimizer = false, or "
+                "model.dtype = 'float32'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _reference_kl(self) -> Config:
         opd = self.advantage.estimator == "on_policy_distillation"
         if opd and self.training.kl_coef and not self.training.force_kl:

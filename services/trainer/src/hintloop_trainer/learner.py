@@ -157,8 +157,9 @@ class Learner:
         """
         plan = self._plans[index]
         started = time.perf_counter()
-        self.replicated.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        with cpu.quietly():
+            self.replicated.zero_grad_buffer()
+            self.optimizer.zero_grad()
         olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
         outputs = self._run(list(zip(plan.batches, olds, strict=True)), self._forward_loss, forward_only=False)
         tally, loss, traces, effective = self._sum_up(outputs)

@@ -135,6 +135,8 @@ def quietly() -> Iterator[None]:
     """Silence Megatron's warnings about absent GPU libraries and its own deprecations: no one can act on them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(megatron|torch|apex)(\.|$)")
+        # The distributed optimizer's weights are views of the model's, and it gives them gradients itself.
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         yield
 
 
