@@ -7,7 +7,8 @@ layers, H hidden size, F width of the feed-forward part, V vocabulary, and Q, K 
     forward  = L (2 s H D (2 Q + 2 K) + 6 s H F + 2 s^2 Q D) + 2 t H V
     a step   = 3 x forward   (one for the forward pass, two for the backward; 2 x where the weights are frozen)
 
-A multiplication and an addition are two. Causal attention sees half of the s^2 pairs, which is what 2 s^2 counts
+With experts, F is the width of those that a token goes through together; the router's share is left out. A
+multiplication and an addition are two. Causal attention sees half of the s^2 pairs, which is what 2 s^2 counts
 (scores and values: 4 for all pairs). It is the count of PaLM (arXiv 2204.02311, appendix B) with that half, and with
 the head on trained tokens alone.
 """
@@ -54,7 +55,8 @@ def forward_flops(arch: Architecture, num_positions: int, num_trained: int) -> f
     """Of one sequence, forward."""
     width = arch.num_heads * arch.head_dim
     attention = 2.0 * arch.hidden_size * arch.head_dim * (2 * arch.num_heads + 2 * arch.num_kv_groups)
-    layer = num_positions * (attention + 6.0 * arch.hidden_size * arch.ffn_size) + 2.0 * num_positions**2 * width
+    ffn = arch.ffn_size if arch.mixture is None else arch.mixture.per_token * arch.mixture.ffn_size
+    layer = num_positions * (attention + 6.0 * arch.hidden_size * ffn) + 2.0 * num_positions**2 * width
     return arch.num_layers * layer + 2.0 * num_trained * arch.hidden_size * arch.vocab_size
 
 
