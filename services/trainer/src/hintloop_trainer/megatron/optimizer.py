@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from hintloop_contract.config.schema import TrainingSection
+from hintloop_contract.errors import ConfigError
+from megatron.core import dist_checkpointing
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -74,9 +77,27 @@ def sharded(optimizer: MegatronOptimizer, weights: dict[str, Any], *, loading: b
     metadata = {
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": True,
+        # Experts divided over ranks have an optimizer of their own; names are the same with and without.
+        "chained_optim_avoid_prefix": True,
     }
     found: dict[str, Any] = optimizer.sharded_state_dict(weights, is_loading=loading, metadata=metadata)
     return found
+
+
+def check_saved(directory: Path, training: TrainingSection) -> None:
+    """Refuse a checkpoint of the other kind of optimizer, whose float32 weights have other names.
+
+    Raises:
+        ConfigError: `training.use_distributed_optimizer` was another then.
+    """
+    names = dist_checkpointing.load_tensors_metadata(str(directory))
+    saved = any("optimizer.state.param." in name for name in names)
+    if saved != training.use_distributed_optimizer:
+        now = str(training.use_distributed_optimizer).lower()
+        raise ConfigError(
+            f"training.use_distributed_optimizer is {now}, but the checkpoint {directory} was made with "
+            f"{str(saved).lower()}; set it back, or give another training.checkpoint_dir"
+        )
 
 
 def configure(optimizer: MegatronOptimizer, training: TrainingSection) -> None:
@@ -88,6 +109,11 @@ def configure(optimizer: MegatronOptimizer, training: TrainingSection) -> None:
         group["lr"] = group["max_lr"] = group["min_lr"] = training.learning_rate
         group["weight_decay"] = training.weight_decay * group.get("wd_mult", 1.0)
         group["betas"] = (training.adam_beta1, training.adam_beta2)
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        # Megatron takes torch's AdamW where there is no faster one, and leaves its one-pass kernel off.
+        if isinstance(part.optimizer, torch.optim.AdamW):
+            for group in part.optimizer.param_groups:
+                group["fused"] = True
 
 
 def is_finite(replicated: DistributedDataParallel) -> bool:
