@@ -19,7 +19,7 @@ from hintloop_trainer.errors import CheckpointError, ModelError
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.losses.loading import load_loss
-from hintloop_trainer.megatron import cpu, logprobs, lora, weights
+from hintloop_trainer.megatron import adapter, cpu, logprobs, lora, weights
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import objective_from
 from safetensors import safe_open
@@ -113,17 +113,41 @@ def test_the_adapter_directory_is_pefts(student: Callable[..., Path], layout: La
         learner.export(tmp_path / "one")
 
 
+def test_an_exported_adapter_is_taken_back(student: Callable[..., Path], layout: Layout, tmp_path: Path) -> None:
+    directory = student()
+    learner, fresh = make_learner(directory, layout), make_learner(directory, layout, training={"seed": 2})
+    train(learner)
+    learner.export(tmp_path / "adapter")
+    adapter.load(fresh.model, layout, tmp_path / "adapter")
+    assert fresh.score(IDS) == learner.score(IDS)
+    with pytest.raises(ModelError, match="set lora.rank and lora.target_modules as they were"):
+        adapter.load(make_learner(directory, layout, lora={"rank": 8}).model, layout, tmp_path / "adapter")
+    with pytest.raises(ModelError, match="holds adapters of other layers"):
+        fewer = make_learner(directory, layout, lora={"target_modules": ["q_proj"]})
+        adapter.load(fewer.model, layout, tmp_path / "adapter")
+
+
+def test_whole_weights_are_exported_for_engines_that_take_no_adapters(
+    student: Callable[..., Path], layout: Layout, tmp_path: Path
+) -> None:
+    learner = make_learner(student(), layout, lora={"publish": "merged"})
+    train(learner, 1)
+    learner.export(tmp_path / "version")
+    assert not (tmp_path / "version" / "adapter_config.json").exists()
+    assert scores(load(tmp_path / "version")) == pytest.approx(learner.score(IDS), abs=1e-5)
+
+
 def random_b(network: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(5)
-    for adapter in lora.adapters(network):
-        adapter.lora_b.data = 0.1 * torch.randn(adapter.lora_b.shape, generator=generator)
+    for item in lora.adapters(network):
+        item.lora_b.data = 0.1 * torch.randn(item.lora_b.shape, generator=generator)
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:
     """Of the sum of the sequence's log-probabilities, without the optimizer's buffers."""
     ids = torch.tensor(IDS)
-    for adapter in lora.adapters(learner.model):
-        for factor in (adapter.lora_a, adapter.lora_b):
+    for item in lora.adapters(learner.model):
+        for factor in (item.lora_a, item.lora_b):
             factor.main_grad.zero_()
     position_ids_BS, mask = torch.arange(len(IDS) - 1)[None], None
     with cpu.quietly():
@@ -132,9 +156,9 @@ def gradients(learner: Learner) -> dict[str, torch.Tensor]:
         found = logprobs.score(learner.model, hidden_NH, ids[1:], ones_N, learner.arch.vocab_size)
         found.logprobs_N.sum().backward()
     return {
-        f"{adapter.name}.{letter}": factor.main_grad.clone()
-        for adapter in lora.adapters(learner.model)
-        for letter, factor in (("A", adapter.lora_a), ("B", adapter.lora_b))
+        f"{item.name}.{letter}": factor.main_grad.clone()
+        for item in lora.adapters(learner.model)
+        for letter, factor in (("A", item.lora_a), ("B", item.lora_b))
     }
 
 
@@ -287,6 +311,18 @@ def test_bfloat16_adapters_are_trained_in_float32(student: Callable[..., Path], 
     # AdamW moves A by about the learning rate a step, far below what bfloat16 can tell.
     moved = float((first.lora_a.main_param - before).abs().max())
     assert 5e-6 < moved < 3e-5
+
+
+def test_of_a_mixture_attention_alone_gets_adapters(
+    student: Callable[..., Path], layout: Layout, tmp_path: Path
+) -> None:
+    directory = student("qwen3_moe", tied=False)
+    with pytest.raises(ModelError, match="gate_proj, up_proj of a mixture of experts are not supported"):
+        make_learner(directory, layout)
+    learner = make_learner(directory, layout, lora={"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]})
+    train(learner)
+    learner.export(tmp_path / "adapter")
+    assert scores(with_peft(directory, tmp_path / "adapter")) == pytest.approx(learner.score(IDS), abs=1e-5)
 
 
 def test_a_rank_that_is_not_low_is_refused(student: Callable[..., Path], layout: Layout) -> None:

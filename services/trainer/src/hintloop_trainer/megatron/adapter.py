@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from hintloop_contract.config.lora import LoraSection
 from megatron.core import parallel_state
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
+from hintloop_trainer.errors import ModelError
 from hintloop_trainer.megatron import lora, weights
 from hintloop_trainer.megatron.lora import Adapter
 from hintloop_trainer.megatron.model import Architecture
 from hintloop_trainer.megatron.parallel import Layout
 
 _KEY = "lora."
+_PEFT_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,8 @@ def peft_tensors(pairs: dict[str, Pair]) -> dict[str, torch.Tensor]:
     """Adapters under the names that PEFT gives them."""
     found = {}
     for name, pair in pairs.items():
-        found[f"base_model.model.{name}.lora_A.weight"] = pair.a_RI.contiguous()
-        found[f"base_model.model.{name}.lora_B.weight"] = pair.b_OR.contiguous()
+        found[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = pair.a_RI.contiguous()
+        found[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = pair.b_OR.contiguous()
     return found
 
 
@@ -119,7 +122,8 @@ def named(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def sharded(model: torch.nn.Module, prefix: str = "") -> dict[str, Any]:
     """What a checkpoint has to hold of a model with adapters: these alone, the student's own weights do not change."""
     found: dict[str, Any] = {}
-    for name, parameter in named(model).items():
+    parameters: dict[str, Any] = {**named(model)}
+    for name, parameter in parameters.items():
         key = prefix + name
         # Megatron's mark; a tensor without it is whole on every rank.
         if getattr(parameter, "tensor_model_parallel", False):
@@ -138,3 +142,33 @@ def restore(model: torch.nn.Module, loaded: dict[str, Any]) -> None:
     """
     for name, parameter in named(model).items():
         parameter.copy_(loaded[name])
+
+
+@torch.no_grad()
+def load(model: torch.nn.Module, layout: Layout, directory: str | Path) -> None:
+    """Fill this rank's adapters from a PEFT directory of the same rank and layers, cast to the adapters' dtype.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape, or one of the file's is of no adapter.
+    """
+    source = weights.Checkpoint(directory)
+    used = set()
+    for found in lora.adapters(model):
+        for letter, parameter, cut in (("A", found.lora_a, found.by_rows), ("B", found.lora_b, not found.by_rows)):
+            name = f"{_PEFT_PREFIX}{found.name}.lora_{letter}.weight"
+            whole = source.read(name)
+            axis = 1 if letter == "A" else 0
+            piece = whole.chunk(layout.tp_size, dim=axis)[layout.tp_rank] if cut else whole
+            if piece.shape != parameter.shape:
+                raise ModelError(
+                    f"{name}: the file gives shape {tuple(piece.shape)} for an adapter of shape "
+                    f"{tuple(parameter.shape)}; set lora.rank and lora.target_modules as they were"
+                )
+            parameter.copy_(piece)
+            used.add(name)
+    unused = source.names() - used
+    if layout.pp_size == 1 and unused:
+        raise ModelError(
+            f"{directory} holds adapters of other layers: {', '.join(sorted(unused)[:3])}; set lora.target_modules "
+            "as it was"
+        )
