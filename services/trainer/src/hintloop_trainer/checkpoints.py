@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 import torch
 import torch.distributed as dist
 from hintloop_contract.config.schema import Config
@@ -34,6 +35,7 @@ from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.megatron import cpu, optimizer
 from hintloop_trainer.points import Point, Reached, pass_by
+from hintloop_trainer.snapshot import Snapshot, adopt
 from hintloop_trainer.tally import Moments
 
 PREFIX = "step-"
@@ -172,33 +174,40 @@ class CheckpointStore:
         data = msgspec.json.format(msgspec.json.encode(state))
         self._writing = _Writing(state.step, data, self._root / names[0], target, _num_bytes(sharded))
         try:
-            self._prepare(self._writing, exported)
-            self._start(sharded, self._writing.aside)
+            self._prepare(self._writing)
+            self._start(sharded, self._writing.aside, exported)
         except CheckpointError as error:
             raise self._abandoned(str(error)) from error
         if self._leader:
             self._reached(Point.WRITING)
 
-    def _prepare(self, writing: _Writing, exported: Path | None) -> None:
+    def _prepare(self, writing: _Writing) -> None:
         def make_room() -> None:
             if durable.free_bytes(self._root) < writing.num_bytes + _RESERVE_BYTES:
                 raise OSError("the volume has not enough room")
             writing.aside.mkdir(parents=True)
-            durable.reserve(writing.aside / _RESERVE_FILE, _RESERVE_BYTES)
-            if exported is not None:
-                durable.share_files(exported, writing.aside / EXPORT)
 
         durable.together(make_room if self._leader else None)
-        if exported is None:
-            self._learner.export(writing.aside / EXPORT)
 
-    def _start(self, sharded: dict[str, Any], aside: Path) -> None:
+    def _accompany(self, aside: Path, exported: Path | None) -> None:
+        """What stands beside Megatron's files, put there once its first one is."""
+
+        def share() -> None:
+            durable.reserve(aside / _RESERVE_FILE, _RESERVE_BYTES)
+            if exported is not None:
+                durable.share_files(exported, aside / EXPORT)
+
+        durable.agree(None)
+        durable.together(share if self._leader else None)
+        if exported is None:
+            self._learner.export(aside / EXPORT)
+
+    def _start(self, sharded: dict[str, Any], aside: Path, exported: Path | None) -> None:
         failure: OSError | None = None
+        strategy = ForkedSave(partial(self._accompany, aside, exported))
         try:
             with _deterministic_warnings():
-                request = dist_checkpointing.save(
-                    sharded, str(aside), ForkedSave(partial(durable.agree, None)), async_sharded_save=True
-                )
+                request = dist_checkpointing.save(sharded, str(aside), strategy, async_sharded_save=True)
                 request.finalize_fns.insert(0, lambda: (aside / _RESERVE_FILE).unlink(missing_ok=True))
                 self._calls.schedule_async_request(request)
         except OSError as error:
@@ -222,6 +231,8 @@ class CheckpointStore:
         except (CheckpointException, CheckpointError, OSError) as error:
             raise self._abandoned(_cause(error)) from error
         self._writing = None
+        if self._leader:
+            self._prune()
         return writing.target
 
     def _put_in_place(self, writing: _Writing) -> None:
@@ -229,8 +240,13 @@ class CheckpointStore:
         self._reached(Point.BEFORE_RENAME)
         durable.put_in_place(writing.aside, writing.target)
         self._reached(Point.AFTER_RENAME)
+
+    def _prune(self) -> None:
         for old in complete(self._root)[: -self._keep]:
-            shutil.rmtree(old)
+            try:
+                shutil.rmtree(old)
+            except OSError as error:
+                structlog.get_logger().warning("old checkpoint not deleted", path=str(old), detail=str(error))
 
     def _abandoned(self, cause: str) -> CheckpointError:
         """Leave nothing of the checkpoint that is being written; the error that says why."""
@@ -254,11 +270,13 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: the files cannot be read into this model.
+            ConfigError: the checkpoint is one of the other kind of optimizer.
         """
         state, learner = read_state(directory), self._learner
         same = state.ranks == generators.sizes(learner.layout)
         try:
             with _deterministic_warnings():
+                optimizer.check_saved(directory, learner.config.training)
                 loaded = dist_checkpointing.load(_sharded(learner, with_generators=same, loading=True), str(directory))
                 learner.restore_weights(loaded["model"])
                 learner.optimizer.load_state_dict(loaded["optimizer"])
@@ -303,6 +321,10 @@ class Resumable:
         self.begin_save = store.begin
         self.finish_save = store.finish
         self.load = store.load
+        snapshot = Snapshot(learner)
+        self.keep_release = snapshot.keep
+        self.back_to_release = snapshot.go_back
+        self.adopt = partial(adopt, learner)
 
 
 def check_same_model(state: TrainerState, config: Config, directory: Path) -> None:

@@ -11,6 +11,7 @@ from hintloop_contract.config.schema import Config
 
 from hintloop_trainer.background import Background
 from hintloop_trainer.filling import Filling
+from hintloop_trainer.gate.gate import Gate
 from hintloop_trainer.metrics.sinks import Sinks
 from hintloop_trainer.points import Reached, pass_by
 from hintloop_trainer.prm_client import PrmClient
@@ -42,4 +43,6 @@ class LoopDeps:
     stop: threading.Event
     ending: asyncio.Event
     """Tells the background's lasting work to end."""
+    gate: Gate | None = None
+    """Looks at weights before they are released."""
     reached: Reached = pass_by

@@ -36,6 +36,15 @@ class Lineage(msgspec.Struct):
         self.versions.append(Released(version, step))
         del self.versions[:-MEMORY]
 
+    def step_of(self, version: int) -> int | None:
+        """The optimizer step whose weights ``version`` holds; ``None`` when it is no ancestor."""
+        return next((released.step for released in self.versions if released.version == version), None)
+
+    def upto(self, version: int) -> Lineage:
+        """The lineage as it was when ``version`` was released; empty when it is no ancestor."""
+        place = next((i for i, released in enumerate(self.versions) if released.version == version), -1)
+        return Lineage(self.versions[: place + 1])
+
     def behind(self, version: int) -> int | None:
         """Optimizer steps between ``version`` and the current weights; ``None`` when it is no ancestor."""
         for released in reversed(self.versions):

@@ -16,6 +16,7 @@ from hintloop_contract.errors import DependencyError
 
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError
+from hintloop_trainer.gate_part import GatePart
 from hintloop_trainer.learner import StepResult
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
@@ -43,7 +44,8 @@ class TrainingLoop:
         self._log = structlog.get_logger()
         self._waiting = Waiting(deps, self._progress)
         self._teacher = TeacherPart(deps, self._waiting.insist_or_stop)
-        self._publishing = PublishPart(deps, self._progress, self._waiting)
+        self._gate = GatePart(deps, self._progress, self._waiting)
+        self._publishing = PublishPart(deps, self._progress, self._waiting, self._gate)
         self._saving = SavePart(deps, self._progress, self._waiting)
         self._reporting = ReportPart(deps, self._progress)
 
@@ -64,7 +66,7 @@ class TrainingLoop:
         """
         try:
             scores = self._publishing.probe()
-            self._publishing.publish(scores)
+            self._publishing.publish(scores, judged=False)
             self._teacher.start(self._progress.step, scores)
             while not self._finished():
                 self._saving.look()
@@ -93,6 +95,7 @@ class TrainingLoop:
 
     def _close(self, phase: str) -> None:
         try:
+            self._gate.close()
             self._saving.save_rest()
         except CheckpointError as error:
             self._give_back()
@@ -150,6 +153,16 @@ class TrainingLoop:
                 except TrainingError as error:
                     left_out.add(index)
                     self._leave_out(batch, error)
+                if self._gate.exhausted:
+                    self._go_back()
+                    return
+
+    def _go_back(self) -> None:
+        """The weights of the last release; what is left of the collection waits again."""
+        self._gate.go_back()
+        rest, self._progress.collection = self._progress.collection, []
+        self._deps.background.run(self._deps.source.put_back(rest))
+        self._reporting.begin()
 
     def _leave_out(self, batch: list[Held], error: TrainingError) -> None:
         """No step can be made with ``batch``, and the weights are as they were: its samples fail, training goes on."""
@@ -177,6 +190,7 @@ class TrainingLoop:
         more: Metrics = {
             "seconds_prepare": prepared_s,
             **self._teacher.metrics(),
+            **self._gate.metrics,
             **{f"seconds_{name}": value for name, value in seconds.items()},
         }
         metrics = self._reporting.step(result, batch, staleness, more)
@@ -185,7 +199,9 @@ class TrainingLoop:
     def _count(self, batch: list[Held]) -> None:
         """A step was made with ``batch`` for the first time."""
         progress = self._progress
-        progress.unsaved.extend(without_message(held.entry) for held in batch)
+        entries = [without_message(held.entry) for held in batch]
+        progress.unsaved.extend(entries)
+        progress.unreleased.extend(entries)
         progress.history = continued(progress.history, [held.sample.turn_id for held in batch])
         progress.num_trained += len(batch)
         trained = {held.entry.entry_id for held in batch}

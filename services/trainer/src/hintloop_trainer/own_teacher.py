@@ -51,6 +51,21 @@ class OwnTeacher:
             average.lerp_(newest.detach().float(), 1.0 - self._decay)
             mine.copy_(average)
 
+    def changing(self) -> list[torch.Tensor]:
+        """Every tensor that :meth:`follow` changes."""
+        if self._decay is None:
+            return []
+        return [*self._averages, *(parameter.data for parameter in self.network.parameters())]
+
+    @torch.no_grad()
+    def start_from(self, student: PolicyModel) -> None:
+        """Let the moving average begin anew, at the student's weights; nothing for weights that never change."""
+        if self._decay is None:
+            return
+        for mine, average, theirs in zip(self.network.parameters(), self._averages, student.parameters(), strict=True):
+            average.copy_(theirs.detach().float())
+            mine.copy_(average)
+
     def sharded(self) -> dict[str, Any]:
         """What a checkpoint has to hold: the moving average; nothing for weights that never change."""
         if self._decay is None:
@@ -122,6 +137,10 @@ class AdapterTeacher:
             newest = getattr(parameter, "main_param", None)
             newest = parameter if newest is None else newest.view_as(parameter)
             self._averages[name].lerp_(newest.detach().float(), 1.0 - self._decay)
+
+    def changing(self) -> list[torch.Tensor]:
+        """As :meth:`OwnTeacher.changing`."""
+        return list(self._averages.values())
 
     def sharded(self) -> dict[str, Any]:
         """As :meth:`OwnTeacher.sharded`."""

@@ -22,6 +22,8 @@ class Point(StrEnum):
     AFTER_RENAME = "after-rename"
     BEFORE_ACKNOWLEDGE = "before-acknowledge"
     AFTER_ACKNOWLEDGE = "after-acknowledge"
+    RESTORED = "restored"
+    """The weights are the last released ones again; samples of those given up are still pending."""
 
 
 Reached = Callable[[Point], None]

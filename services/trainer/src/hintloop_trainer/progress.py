@@ -32,6 +32,14 @@ class Progress:
     exported: Path | None = None
     """Directory with the weights of :attr:`exported_step`."""
     exported_step: int = -1
+    unreleased: list[Entry[Any]] = field(default_factory=list)
+    """Trained since the last release, without their messages; some of :attr:`unsaved`."""
+    holds: int = 0
+    """Releases held back since the last one that was not."""
+    alarm: str = ""
+    """Why the last release was held back; empty when it was not."""
+    paused: str = ""
+    """Why training stands still; empty when it does not."""
     advantages: Moments = field(default_factory=Moments)
     kept: dict[str, Any] = field(default_factory=dict)
     """What parts of the loop want to find again after a resume, by their names: values that JSON has."""

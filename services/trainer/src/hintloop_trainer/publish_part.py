@@ -6,8 +6,10 @@ import math
 import time
 from pathlib import Path
 
+from hintloop_trainer import starts
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.errors import WeightsError
+from hintloop_trainer.gate_part import GatePart
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish.release import Release
@@ -17,11 +19,12 @@ from hintloop_trainer.waiting import Waiting
 class PublishPart:
     """Releases the weights as they are under new versions."""
 
-    def __init__(self, deps: LoopDeps, progress: Progress, waiting: Waiting) -> None:
+    def __init__(self, deps: LoopDeps, progress: Progress, waiting: Waiting, gate: GatePart) -> None:
         """``progress`` gets the versions released."""
         self._deps = deps
         self._progress = progress
         self._waiting = waiting
+        self._gate = gate
 
     def probe(self) -> list[float]:
         """The probe's scores under the weights as they are.
@@ -38,27 +41,44 @@ class PublishPart:
             )
         return scores
 
-    def publish(self, scores: list[float]) -> dict[str, float]:
-        """Export the weights and release them under a new version; seconds by phase."""
+    def publish(self, scores: list[float], *, judged: bool = True) -> dict[str, float]:
+        """Export the weights and release them under a new version; seconds by phase.
+
+        Those that the gate holds back are not released, and their files are deleted. Not ``judged`` are weights that
+        were released before: they are what later ones are compared with.
+        """
         deps, progress, insist = self._deps, self._progress, self._waiting.insist
         self._waiting.status("publishing")
-        above = progress.lineage.current or 0
+        root = deps.config.training.checkpoint_dir
+        above = max([progress.lineage.current or 0, *starts.read(root).versions])
         version = insist("taking a version", lambda: deps.publisher.take_version(above))
         started = time.perf_counter()
         directory = Path(deps.config.publishing.weights_dir).resolve() / str(version)
         digest: str = deps.ranks.call("export", directory)
         progress.exported, progress.exported_step = directory, progress.step
         deps.reached(Point.EXPORTED)
-        exported = time.perf_counter()
+        if not judged:
+            starts.note(root, digest, version, progress.step, progress.lineage)
+        seconds = {"export": time.perf_counter() - started}
         fields = {
             "step": str(progress.step),
             "run": deps.run,
             "parent": str(progress.lineage.current or ""),
             "weights_hash": digest,
+            "trained": str(progress.num_trained),
         }
+        if judged and not self._gate.admits(version, directory):
+            insist("describing a version", lambda: deps.broker.describe_version(version, {**fields, "held": "1"}))
+            self._gate.discard(directory)
+            return seconds
+        started = time.perf_counter()
         insist("describing a version", lambda: deps.broker.describe_version(version, fields))
         release = Release(version, directory, deps.probe_ids, scores)
         insist("publishing", lambda: deps.publisher.publish(release))
         deps.reached(Point.PUBLISHED)
         progress.lineage.release(version, progress.step)
-        return {"export": exported - started, "publish": time.perf_counter() - exported}
+        seconds["publish"] = time.perf_counter() - started
+        if not judged:
+            self._gate.begin(version, directory)
+        self._gate.released(version)
+        return seconds

@@ -236,6 +236,37 @@ class SampleSource:
         """Drop a sample that was collected and cannot be trained."""
         await self._drop(held, reason, detail)
 
+    async def reject(self, entries: Sequence[Entry[Any]], detail: str) -> None:
+        """Drop samples that were trained into weights that are given up; those before a failure stay dropped."""
+        for entry in entries:
+            drop = Drop(
+                turn_id=entry.turn_id,
+                stage=Stage.TRAIN,
+                reason=DropReason.GATE_REJECTED,
+                detail=detail,
+                tenant=entry.tenant,
+            )
+            if await self._broker.drop(entry, drop):
+                self.dropped[str(DropReason.GATE_REJECTED)] += 1
+            self._held.pop(entry.turn_id, None)
+            self._unsaved.pop(entry.turn_id, None)
+        await self._broker.set_trained_pending(len(self._unsaved))
+
+    async def untrain(self, entries: Sequence[Entry[Any]]) -> None:
+        """Give back samples that were trained into weights that are given up: they come again, and may be trained."""
+        for entry in entries:
+            self._unsaved.pop(entry.turn_id, None)
+            self._held.pop(entry.turn_id, None)
+            # Should it fail, they are claimed after the idle time, for no one renews them.
+            await self._broker.release(entry)
+        await self._broker.set_trained_pending(len(self._unsaved))
+
+    def forget(self, turn_ids: Sequence[str]) -> None:
+        """No weights that are left hold anything but ``turn_ids``: whatever else comes again may be trained."""
+        self._saved.clear()
+        self.skip(turn_ids)
+        self._recovered = False
+
     async def put_back(self, collected: Sequence[Held]) -> None:
         """Let collected samples wait again, before all others."""
         async with self._arrived:

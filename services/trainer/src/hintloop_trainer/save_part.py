@@ -69,6 +69,8 @@ class SavePart:
         training, progress = self._deps.config.training, self._progress
         newest = self._begun.step if self._begun else progress.saved_step
         due = progress.step - newest >= training.save_interval and time.monotonic() >= self._not_before
+        # What the gate holds back may yet be given up, with what was trained into it.
+        due = due and not progress.holds
         try:
             if due:
                 # What is not acknowledged is at most what two intervals hold.
@@ -105,6 +107,8 @@ class SavePart:
         self._waiting.status("saving")
         started = time.perf_counter()
         exported = progress.exported if progress.exported_step == progress.step else None
+        if exported is not None and not exported.is_dir():
+            exported = None
         self._begun = _Begun(progress.step, list(progress.unsaved), started)
         progress.unsaved.clear()
         try:

@@ -78,6 +78,9 @@ class Waiting:
             "version": str(progress.lineage.current or ""),
             "trained": str(progress.num_trained),
             "run": self._deps.run,
+            "paused": progress.paused,
+            "alarm": progress.alarm,
+            "gate_holds": str(progress.holds),
             **self._deps.watch.fields(),
             **{name: "" if value is None else str(value) for name, value in (metrics or {}).items()},
         }
