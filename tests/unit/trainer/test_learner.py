@@ -32,13 +32,13 @@ SAMPLES = [
 def make_learner(directory: Path, layout: Layout, **training: Any) -> Learner:
     custom = training.pop("custom_loss_path", None)
     estimator = training.pop("estimator", "on_policy_distillation")
-    prm = training.pop("prm", {})
+    prm, advantage = training.pop("prm", {}), training.pop("advantage", {})
     config = Config.model_validate(
         {
             "model": {"student_model_path": str(directory), "dtype": training.pop("dtype", "float32")},
             "rollout": {"rollout_batch_size": 4},
             "training": {"train_batch_size": 4, "grad_clip": 0.0, "custom_loss_path": custom, **training},
-            "advantage": {"estimator": estimator},
+            "advantage": {"estimator": estimator, **advantage},
             "prm": prm,
         }
     )
@@ -307,3 +307,19 @@ def test_decay_acts_on_matrices_alone(student: Callable[..., Path], layout: Layo
     for name, parameter in learner.model.named_parameters():
         expected = without[name] - 1e-3 * 0.5 * before[name] if parameter.dim() > 1 else without[name]
         torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-6)
+
+
+def test_scores_of_one_prompt_are_normalised_over_the_whole_step(student: Callable[..., Path], layout: Layout) -> None:
+    prompt = pack([4, 8, 15], "int32")
+    samples = [make_sample(turn, prompt_ids=prompt, score=1 if turn else -1) for turn in range(4)]
+    settings = {"group_normalisation": True, "group_size": 3}
+    learner = make_learner(student(), layout, micro_batch_size=1, estimator="grpo", advantage=settings)
+    learner.begin([encoded(samples)])
+    result = learner.step(0)
+    advantage = result.tally.of("advantage")
+    # Three above the mean of 1/2 by a third of what the fourth is below it; all in micro-batches of their own.
+    assert advantage.mean == pytest.approx(0.0, abs=1e-5)
+    assert advantage.largest == pytest.approx(1.5 / 0.75**0.5, rel=1e-5)
+    assert (advantage.positive, advantage.negative) == (12, 4)
+    assert (result.effective["group_size"], result.tally.of("group_share").mean) == (3, 1.0)
+    assert result.tally.of("score").mean == 0.5
