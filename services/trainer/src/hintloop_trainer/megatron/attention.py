@@ -71,8 +71,12 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """``[B, S, A, D]`` to ``[B, S, A * D]``."""
-        heads_first = [item.transpose(1, 2) for item in (query, key, value)]
         found = functional.scaled_dot_product_attention(
-            *heads_first, is_causal=True, scale=self._scale, enable_gqa=True
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            scale=self._scale,
+            enable_gqa=True,
         )
         return found.transpose(1, 2).flatten(2)

@@ -29,6 +29,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from hintloop_trainer.errors import ModelError
 from hintloop_trainer.megatron import cpu, sequence
 from hintloop_trainer.megatron.attention import CausalAttention
+from hintloop_trainer.megatron.mlp import GatedMLP
 from hintloop_trainer.megatron.parallel import Layout
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -302,6 +303,8 @@ def _layers(config: TransformerConfig, num_local: int) -> TransformerBlockSubmod
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **experts)
     parts, attention = layer.submodules, layer.submodules.self_attention.submodules
     attention.core_attention = CausalAttention
+    if config.num_moe_experts is None:
+        parts.mlp.module = GatedMLP
     if not config.sequence_parallel:
         return layer
     parts.input_layernorm = parts.pre_mlp_layernorm = DividedNorm
