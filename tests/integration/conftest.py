@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,14 +84,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(
-    kind: str, model_dir: Path, log_dir: Path, context_tokens: int = CONTEXT_TOKENS, **variables: str
-) -> Iterator[RunningEngine]:
+    kind: str, model_dir: Path, log_dir: Path, context_tokens: int = CONTEXT_TOKENS, port: int = 0, **variables: str
+) -> Generator[RunningEngine, None, None]:
     """Install `kind` if need be, start it as a policy engine, and stop it when the generator closes.
 
     `variables` are those of the environment that `start.sh` reads.
     """
     run_script(str(ENGINES / kind / "install.sh"))
-    port = free_port()
+    port = port or free_port()
     base_url, log_path, name = f"http://127.0.0.1:{port}", log_dir / f"{kind}.log", "policy"
     command = [
         str(ENGINES / kind / "start.sh"),

@@ -1,11 +1,14 @@
-"""Every kind of publishing into both real engines, proven by score: process groups and adapters, tied and untied."""
+"""Every kind of publishing into both real engines, proven by score: process groups and adapters, tied and tiny."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +18,12 @@ import aiohttp
 import pytest
 import torch
 from hintloop_contract.broker import WeightsState
+from hintloop_contract.config.lora import LoraSection
 from hintloop_contract.config.schema import Config
+from hintloop_contract.config.serving import ProxySection
+from hintloop_contract.errors import DependencyError
 from hintloop_contract.ids import adapter_name
+from hintloop_contract.tensors import unpack
 from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_trainer.errors import PublishError
 from hintloop_trainer.learner import Learner
@@ -32,7 +39,8 @@ from peft import LoraConfig, get_peft_model
 from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
-from tests.integration.conftest import ENGINES, RunningEngine, serve
+from tests.integration.conftest import ENGINES, RunningEngine, free_port, serve
+from tests.unit.rollout_proxy.conftest import start_proxy
 
 pytestmark = pytest.mark.engine
 
@@ -41,22 +49,36 @@ CLOSE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def untied_dir(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 whose output head is its own."""
-    directory = tmp_path_factory.mktemp("untied") / "model"
-    script = ENGINES / "models" / "make_tiny.py"
-    command = [sys.executable, str(script), str(directory), "--family", "qwen3", "--tokenizer", str(smollm2_dir)]
-    subprocess.run(command, check=True)
-    return directory
+def make_tiny(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a tiny Qwen3 with a head of its own, or one tied to the embedding; its directory."""
+
+    def make(*flags: str) -> Path:
+        directory = tmp_path_factory.mktemp("tiny") / "model"
+        script = ENGINES / "models" / "make_tiny.py"
+        command = [sys.executable, str(script), str(directory), "--family", "qwen3", "--tokenizer", str(smollm2_dir)]
+        subprocess.run([*command, *flags], check=True)
+        return directory
+
+    return make
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
-def untied(
-    request: pytest.FixtureRequest, untied_dir: Path, tmp_path_factory: pytest.TempPathFactory
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("vllm",),
+        ("sglang",),
+        pytest.param(("vllm", "--tied"), marks=pytest.mark.slow),
+        pytest.param(("sglang", "--tied"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def tiny(
+    request: pytest.FixtureRequest, make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningEngine]:
-    """Each engine with the untied model, taking adapters."""
-    folder = tmp_path_factory.mktemp("untied-log")
-    yield from serve(request.param, untied_dir, folder, 2048, HINTLOOP_LORA_RANK=str(LORA_RANK))
+    """Each engine with a tiny model, taking adapters."""
+    kind, *flags = request.param
+    folder = tmp_path_factory.mktemp("tiny-log")
+    yield from serve(kind, make_tiny(*flags), folder, 2048, HINTLOOP_LORA_RANK=str(LORA_RANK))
 
 
 @pytest.fixture(params=["vllm", "sglang"])
@@ -118,7 +140,9 @@ async def site(engine: RunningEngine, layout: Layout, folder: Path) -> AsyncIter
     async with aiohttp.ClientSession() as session:
         controls = engine_controls(config, session)
         publisher = make_publisher(config, broker, controls)
-        yield Site(engine, config, learner, broker, controls[0], publisher, publisher._transport)
+        transport = publisher._transport
+        assert isinstance(transport, GroupTransport)
+        yield Site(engine, config, learner, broker, controls[0], publisher, transport)
         await publisher.close()
     await broker.close()
 
@@ -201,8 +225,69 @@ async def test_a_process_group_brings_tied_weights(tied: RunningEngine, layout: 
     await check_process_group(tied, layout, tmp_path)
 
 
-async def test_a_process_group_brings_untied_weights(untied: RunningEngine, layout: Layout, tmp_path: Path) -> None:
-    await check_process_group(untied, layout, tmp_path)
+async def test_a_process_group_brings_a_tiny_models_weights(
+    tiny: RunningEngine, layout: Layout, tmp_path: Path
+) -> None:
+    await check_process_group(tiny, layout, tmp_path)
+
+
+async def check_agents_get_it(made: Site, release: Release) -> None:
+    """An agent that asks for the model is answered under the adapter, and its turn is of that version."""
+    await made.broker.ensure_groups()
+    config = made.config.model_copy(update={"lora": LoraSection(enabled=True), "proxy": ProxySection(port=1)})
+    config.proxy.spool_dir = made.config.publishing.weights_dir / "spool"
+    async with start_proxy(config, made.broker) as proxy:
+        question = {"messages": [{"role": "user", "content": "Where is the harbour?"}], "max_tokens": 12}
+        status, data = await proxy.ask({"model": "policy", **question, "temperature": 1.0})
+        assert status == 200, data
+        assert json.loads(data)["model"] == "policy"
+        (capture,) = await proxy.captures()
+    assert (capture.problem, capture.version_oldest, capture.version_newest) == (None, release.version, release.version)
+    assert capture.prompt_ids is not None and capture.response_ids is not None and capture.logprobs is not None
+    prompt, response = unpack(capture.prompt_ids).tolist(), unpack(capture.response_ids).tolist()
+    logprobs = unpack(capture.logprobs).tolist()
+    under = (await made.control.score(prompt + response, release.adapter))[-len(response) :]
+    without = (await made.control.score(prompt + response))[-len(response) :]
+    assert distance(logprobs, under) < CLOSE
+    assert distance(logprobs, without) > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_an_engine_that_dies_in_the_middle_is_mended(
+    kind: str, make_tiny: Callable[..., Path], layout: Layout, tmp_path: Path
+) -> None:
+    port, model_dir = free_port(), make_tiny()
+    running = serve(kind, model_dir, tmp_path, 2048, port)
+    engine = next(running)
+    (tmp_path / "weights").mkdir()
+    async with site(engine, layout, tmp_path / "weights") as made:
+        first, second = made.release(1, 11), made.release(2, 12)
+        await made.publisher.publish(first)
+        group = made.transport._groups[made.control.url]
+        send = group.send
+
+        async def die(tensors: Any) -> None:
+            await send(tensors[: len(tensors) // 2])
+            os.killpg(engine.pid, signal.SIGKILL)
+            await send(tensors[len(tensors) // 2 :])
+
+        group.send = die  # type: ignore[method-assign]
+        with pytest.raises(DependencyError):
+            await made.publisher.publish(second)
+        running.close()
+        assert await made.broker.weights() == WeightsState(current=1, updating=2)
+        running = serve(kind, model_dir, tmp_path, 2048, port)
+        next(running)
+        with pytest.raises(PublishError, match="probe"):
+            await Verifier(CLOSE).verify(made.control, first)
+        await made.publisher.reconcile()
+        await made.proves(first)
+        with capture_logs() as logs:
+            await made.publisher.publish(second)
+        assert ways(logs) == ["process_group"]
+        await made.proves(second)
+    running.close()
 
 
 def make_adapter(model_dir: Path, directory: Path, seed: int, ids: list[int]) -> list[float]:
@@ -216,23 +301,23 @@ def make_adapter(model_dir: Path, directory: Path, seed: int, ids: list[int]) ->
             if "lora_" in name:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
         logprobs_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    model.save_pretrained(directory)
+    model.save_pretrained(str(directory))
     return [logprobs_TV[position, token].item() for position, token in enumerate(ids[1:])]
 
 
-async def test_adapters_are_swapped_while_answers_go_on(untied: RunningEngine, layout: Layout, tmp_path: Path) -> None:
-    async with site(untied, layout, tmp_path) as made:
+async def test_adapters_are_swapped_while_answers_go_on(tiny: RunningEngine, layout: Layout, tmp_path: Path) -> None:
+    async with site(tiny, layout, tmp_path) as made:
         ids = probe_ids(Path(made.config.tokenizer_dir), made.learner.arch.vocab_size)
 
         def adapter(version: int) -> Release:
             directory = tmp_path / str(version)
-            return Release(version, directory, ids, make_adapter(untied.model_dir, directory, version, ids))
+            return Release(version, directory, ids, make_adapter(tiny.model_dir, directory, version, ids))
 
         first, second = adapter(11), adapter(12)
         with capture_logs() as logs:
             await made.publisher.publish(first)
-            name = adapter_name(11) if untied.kind == "vllm" else f"{untied.name}:{adapter_name(11)}"
-            answer = asyncio.create_task(long_answer(untied, name))
+            name = adapter_name(11) if tiny.kind == "vllm" else f"{tiny.name}:{adapter_name(11)}"
+            answer = asyncio.create_task(long_answer(tiny, name))
             await asyncio.sleep(0.3)
             assert not answer.done()
             await made.publisher.publish(second)
@@ -241,13 +326,15 @@ async def test_adapters_are_swapped_while_answers_go_on(untied: RunningEngine, l
         await made.proves(first)
         await made.proves(second)
         assert distance(first.probe_scores, second.probe_scores) > 0.05
-        assert await made.broker.get_status("engines") == {untied.base_url: "12"}
+        assert await made.broker.get_status("engines") == {tiny.base_url: "12"}
+
+        await check_agents_get_it(made, second)
 
         # An engine that lost the adapter (it restarted) is given it again.
         await made.control.unload_adapter(adapter_name(12))
-        with pytest.raises(PublishError):
-            await made.proves(second)
+        assert adapter_name(12) not in await made.control.adapters()
         await made.publisher.reconcile()
+        assert adapter_name(12) in await made.control.adapters()
         await made.proves(second)
 
         # Only the newest few stay loaded.
@@ -255,4 +342,4 @@ async def test_adapters_are_swapped_while_answers_go_on(untied: RunningEngine, l
             await made.publisher.publish(adapter(version))
             await asyncio.gather(*made.publisher._tidying)
         assert sorted(await made.control.adapters()) == [adapter_name(version) for version in (13, 14, 15, 16)]
-        await made.proves(Release(16, tmp_path / "16", ids, make_adapter(untied.model_dir, tmp_path / "x", 16, ids)))
+        await made.proves(Release(16, tmp_path / "16", ids, make_adapter(tiny.model_dir, tmp_path / "x", 16, ids)))

@@ -56,6 +56,13 @@ def test_a_value_is_refused_by_its_key(tmp_path: Path, path: str, value: str, sa
     assert str(caught.value).startswith(f"{file}: {section}")
 
 
+def test_adapters_go_by_disk_alone() -> None:
+    sections = {"lora": {"enabled": True}, "publishing": {"transport": "process_group"}}
+    with pytest.raises(ValidationError, match=r"lora\.publish = 'merged'"):
+        Config.model_validate(sections)
+    Config.model_validate({**sections, "lora": {"enabled": True, "publish": "merged"}})
+
+
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError, match="no user or password") as caught:
         load_config(environ={"HINTLOOP_PRM__JUDGE_URL": "http://user:pass-word@engine/v1"})

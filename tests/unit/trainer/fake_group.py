@@ -18,10 +18,12 @@ TIMEOUT = timedelta(seconds=10)
 
 def join(address: str, port: int, world_size: int, name: str) -> Any:
     """A worker's end of a group, outside of any world."""
-    store = dist.TCPStore(address, port, world_size, is_master=False, timeout=TIMEOUT)
+    # torch's own stubs leave these out.
+    c10d: Any = dist
+    store = c10d.TCPStore(address, port, world_size, is_master=False, timeout=TIMEOUT)
     for prefix in (name, f"{name}/", "cpu/"):
-        store = dist.PrefixStore(prefix, store)
-    return dist.ProcessGroupGloo(store, 1, world_size, TIMEOUT)
+        store = c10d.PrefixStore(prefix, store)
+    return c10d.ProcessGroupGloo(store, 1, world_size, TIMEOUT)
 
 
 class FakeGroupEngine(FakeEngine):
@@ -40,7 +42,7 @@ class FakeGroupEngine(FakeEngine):
 
     def restart(self) -> None:
         """Forget everything, as a new process would."""
-        self.group, self.session, self.version = None, False, "default"
+        self.group, self.session, self.version, self.directory = None, False, "default", None
 
     def app(self) -> web.Application:
         app = super().app()

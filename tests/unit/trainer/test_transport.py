@@ -166,7 +166,6 @@ async def test_an_engine_that_is_lost_in_the_middle_is_left_to_the_reconciler(
     engine.session = False
     assert await site.publish(3) == ["process_group"]
     engine.restart()
-    engine.directory = None
     await site.publisher.reconcile()
     assert (engine.version, engine.directory) == ("3", str(site.folder / "3")), "by disk"
 

@@ -119,6 +119,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _adapters_by_disk(self) -> Config:
+        if self.lora.as_adapter and self.publishing.transport != "disk":
+            raise ValueError(
+                f"publishing.transport {self.publishing.transport!r} carries whole weights, and lora.publish is "
+                "'adapter': engines load adapters from publishing.weights_dir; set transport = 'disk', or "
+                "lora.publish = 'merged'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gate_engine(self) -> Config:
         if self.gate.engine_url and self.gate.engine_url in self.engine_urls:
             raise ValueError(
