@@ -13,7 +13,6 @@ import torch
 from hintloop_trainer import batch as batching
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import LossError
-from hintloop_trainer.megatron import cpu
 from hintloop_trainer.megatron.logprobs import Scores
 
 if TYPE_CHECKING:
@@ -29,7 +28,8 @@ def tried(objective: Objective, top_k: int) -> Evaluation:
     Raises:
         LossError: the loss does not do what is expected of it; the message says what, and the fix.
     """
-    device = cpu.device()
+    # On the CPU: before the ranks have chosen their GPUs, each would take memory of the first one.
+    device = torch.device("cpu")
     generator = torch.Generator().manual_seed(0)
     # Far from any edge: what fails here fails on everything.
     logits_NV = torch.randn(sum(_LENGTHS), top_k + _SPARE, generator=generator).to(device).requires_grad_()
