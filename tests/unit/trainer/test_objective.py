@@ -281,6 +281,7 @@ def write(folder: Path, body: str, *, requires: set[str] | None = None, before: 
         ("inputs.logprobs_N.to('meta')", "on meta, expected them on cpu"),
         ("inputs.logprobs_N.detach()", "without a gradient; compute them from logprobs_N"),
         ("inputs.teacher_logprobs_N - inputs.old_logprobs_N", "without a gradient"),
+        ("torch.ones(8, requires_grad=True)", "gradient does not reach the student"),
         ("inputs.logprobs_N * float('nan')", "gave nan for 8 of 8 tokens, first for token 0 of turn made-up-0"),
         ("inputs.logprobs_N * inputs.scores_N", "REQUIRES does not ask"),
         ("inputs.logprobs_N - inputs.teacher_candidates_NK", "may be None"),

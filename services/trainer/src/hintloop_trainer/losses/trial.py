@@ -35,7 +35,12 @@ def tried(objective: Objective, top_k: int) -> Evaluation:
     logits_NV = torch.randn(sum(_LENGTHS), top_k + _SPARE, generator=generator).to(device).requires_grad_()
     batch = _batch(objective, top_k, generator, device)
     found = objective.evaluate(batch, _scores(batch, logits_NV), None)
-    (gradient_NV,) = torch.autograd.grad(found.total, logits_NV)
+    (gradient_NV,) = torch.autograd.grad(found.total, logits_NV, allow_unused=True)
+    if gradient_NV is None:
+        raise LossError(
+            f"loss {objective.loss.source}: its gradient does not reach the student; compute it from logprobs_N, "
+            "tempered_N or candidates_NK"
+        )
     if objective.loss.custom and not bool(gradient_NV.isfinite().all()):
         raise LossError(
             f"loss {objective.loss.source}: its gradient is not finite on made-up tokens; look for a root, an absolute "
