@@ -138,7 +138,7 @@ def lead(ranks: Ranks, folder: Path, case: Case) -> None:
             result.tokens.append(step.num_tokens)
             result.entropy.append(step.tally.of("entropy").mean)
             result.ratio.append(step.tally.of("ratio_mean").mean)
-            if not case.training.get("use_distributed_optimizer"):
+            if not case.training.get("use_distributed_optimizer") and case.dtype == "float32":
                 ranks.call("gradients", out / f"gradient-{number}-{index}")
         if case.save and number == 0:
             save(ranks, case)

@@ -279,7 +279,7 @@ class CheckpointStore:
                 optimizer.check_saved(directory, learner.config.training)
                 loaded = dist_checkpointing.load(_sharded(learner, with_generators=same, loading=True), str(directory))
                 learner.restore_weights(loaded["model"])
-                learner.optimizer.load_state_dict(loaded["optimizer"])
+                optimizer.restore(learner.optimizer, loaded["optimizer"], learner.config.training)
                 if learner.own_teacher is not None:
                     learner.own_teacher.restore(loaded["teacher"])
         except (CheckpointException, KeyError, ValueError, RuntimeError, OSError, EOFError) as error:
@@ -287,7 +287,6 @@ class CheckpointStore:
                 f"{directory} cannot be loaded: {type(error).__name__}: {_cause(error)}. To go on from the checkpoint "
                 "before it, move it away; the samples that it alone holds are then lost"
             ) from error
-        optimizer.configure(learner.optimizer, learner.config.training)
         if same:
             generators.restore(loaded["generators"])
         else:

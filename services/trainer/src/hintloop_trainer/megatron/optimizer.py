@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hintloop_contract.config.schema import TrainingSection
 from hintloop_contract.errors import ConfigError
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -80,8 +81,48 @@ def sharded(optimizer: MegatronOptimizer, weights: dict[str, Any], *, loading: b
         # Experts divided over ranks have an optimizer of their own; names are the same with and without.
         "chained_optim_avoid_prefix": True,
     }
-    found: dict[str, Any] = optimizer.sharded_state_dict(weights, is_loading=loading, metadata=metadata)
+    parts: dict[Any, Any] = optimizer.sharded_state_dict(weights, is_loading=loading, metadata=metadata)
+    counts = [_forget_groups(part) for part in _parts(parts)]
+    return {"parts": parts, "steps": max(counts)}
+
+
+def _parts(sharded: dict[Any, Any]) -> list[dict[str, Any]]:
+    """A megatron optimizer is one or several; experts that are divided over ranks have their own."""
+    return [sharded] if isinstance(next(iter(sharded)), str) else [sharded[number] for number in sorted(sharded)]
+
+
+def _inner(part: dict[str, Any]) -> dict[str, Any]:
+    """The part that torch's optimizer knows; float32 weights may stand beside it."""
+    found: dict[str, Any] = part.get("optimizer", part)
     return found
+
+
+def _forget_groups(part: dict[str, Any]) -> int:
+    """Leave groups of parameters out of what is saved, as they are another layout's; the steps made until now."""
+    inner = _inner(part)
+    steps = [inner.get("state", {}).pop("common_step", 0), *(group.get("step", 0) for group in inner["param_groups"])]
+    groups = [{name: _unwrapped(value) for name, value in group.items()} for group in inner["param_groups"]]
+    inner["param_groups"] = LocalNonpersistentObject(groups)
+    if "param_state_sharding_type" in part:
+        part["param_state_sharding_type"] = LocalNonpersistentObject(part["param_state_sharding_type"])
+    return max(int(step) for step in steps)
+
+
+def _unwrapped(value: Any) -> Any:
+    return value.unwrap() if isinstance(value, LocalNonpersistentObject) else value
+
+
+def restore(optimizer: MegatronOptimizer, loaded: dict[str, Any], training: TrainingSection) -> None:
+    """Take what :func:`sharded` described, read from a checkpoint; coefficients are as configured now."""
+    for part in _parts(loaded["parts"]):
+        inner = _inner(part)
+        if "state" in inner:
+            inner["state"]["common_step"] = torch.tensor(float(loaded["steps"]))
+        for group in inner["param_groups"]:
+            if "step" in group:
+                group["step"] = loaded["steps"]
+    optimizer.load_state_dict(loaded["parts"])
+    configure(optimizer, training)
 
 
 def check_saved(directory: Path, training: TrainingSection) -> None:
