@@ -100,6 +100,20 @@ def doctor(
     run_doctor(state_dir, files or [], settings or [], only or [], as_json=as_json)
 
 
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="The run: where training.checkpoint_dir lies.")] = Path(".hintloop"),
+    against: Annotated[Path | None, typer.Option(help="Another run to compare with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; `report` in the run when not given.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory, when the run does not say.")] = None,
+    first: Annotated[int, typer.Option(min=1, help="Steps whose tokens are looked at; a hundred are kept.")] = 100,
+) -> None:
+    """Show what a run learned: advantages by token, hints, losses, drops; as a page and as Markdown."""
+    from hintloop.report.run import run_report
+
+    run_report(directory, against, out, tokenizer, first)
+
+
 @config_app.command("show")
 def config_show(
     files: Files = None,

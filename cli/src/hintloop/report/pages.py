@@ -1,0 +1,73 @@
+"""The report as a page and as Markdown. Both are whole in themselves: nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from hintloop.report.figures import plots
+from hintloop.report.runs import Run
+from hintloop.report.summary import Table, comparison, tables
+
+#: Users ask why a loss that learns does not fall.
+NOTE = (
+    "The policy loss is a surrogate: with one step a batch its ratio is 1 and its value is minus the mean advantage, "
+    "so it says nothing of progress by itself. What should move is the gap between teacher and student (towards 0) "
+    "under OPD, the KL under Top-K, and the score under binary and combined."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One run's tables."""
+
+    name: str
+    tables: list[Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Both forms."""
+
+    html: str
+    markdown: str
+
+
+def make(runs: Sequence[Run], classify: Callable[[int], str]) -> Report:
+    """The report of one run, or of two against one another."""
+    shown = {
+        "title": " against ".join(run.name for run in runs),
+        "lead": "; ".join(_lead(run) for run in runs),
+        "note": NOTE,
+        "runs": [Section(run.name, tables(run, classify)) for run in runs],
+        "compared": comparison(*runs) if len(runs) == 2 else None,
+    }
+    return Report(_render("report.html.j2", plots=plots(runs), **shown), _render("report.md.j2", **shown))
+
+
+def _lead(run: Run) -> str:
+    first, last = run.steps[0]["step"], run.steps[-1]["step"]
+    kept = (
+        f"tokens of {run.num_answers} answers kept" if run.num_answers else "no tokens kept (opd.log_teacher_logprobs)"
+    )
+    return f"{run.name}: steps {first} to {last}, version {run.last('version')}, {kept}"
+
+
+def _render(name: str, **values: Any) -> str:
+    environment = Environment(
+        loader=PackageLoader("hintloop.report", "templates"),
+        autoescape=select_autoescape(("html.j2",)),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=False,
+    )
+    environment.filters["cell"] = _cell
+    return environment.get_template(name).render(**values)
+
+
+def _cell(text: str) -> str:
+    """A Markdown table's cell: no line breaks, no bars."""
+    return " ".join(text.split()).replace("|", "\\|")

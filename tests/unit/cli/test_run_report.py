@@ -1,0 +1,141 @@
+"""`hintloop report` on runs that were written by the trainer's own writers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hintloop.commands import app
+from hintloop.report import figures, summary
+from hintloop.report.runs import read_run
+from hintloop.report.token_classes import BREAK, ENDS, NUMBER, OTHER, PUNCTUATION, WORD_PART, WORD_START, class_of
+from hintloop_trainer.metrics.jsonl import MetricsFile
+from typer.testing import CliRunner
+
+from tests.scripted.student import save_student
+
+
+def answer(step: int, advantages: list[float], *, hint: str | None = "Be brief.", score: int | None = -1) -> str:
+    old = [-2.0] * len(advantages)
+    line = {
+        "step": step,
+        "turn_id": f"t{step}",
+        "hint": hint,
+        "score": score,
+        "response_ids": [ord("A") + place for place in range(len(advantages))],
+        "teacher_logprobs": [before + gap for before, gap in zip(old, advantages, strict=True)],
+        "old_logprobs": old,
+        "advantages": [max(-5.0, min(5.0, value)) for value in advantages],
+    }
+    return json.dumps(line) + "\n"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Twelve steps, the last two of which were lost in a crash and made anew; tokens of two of them."""
+    directory = tmp_path / "first"
+    writer = MetricsFile(directory / "metrics.jsonl", "run-1")
+    writer.begin(0)
+    for step in range(1, 13):
+        writer.write(
+            {"step": step, "version": step + 1, "loss": 99.0 if step > 10 else float(step), "score_mean": -1.0}
+        )
+    again = MetricsFile(directory / "metrics.jsonl", "run-2")
+    again.begin(10)
+    for step in (11, 12):
+        again.write({"step": step, "version": step + 5, "loss": float(step), "effective_w_rl": 0.5, "dropped_stale": 3})
+    kept = answer(1, [1.0, -1.0, -3.0, 12.0]) + answer(2, [0.5, 0.5], hint=None, score=1)
+    (directory / "teacher_logprobs.jsonl").write_text(kept + '{"step": 3, "turn')
+    return directory
+
+
+def test_a_run_is_read_as_its_weights_descend(run_dir: Path) -> None:
+    run = read_run(run_dir, 100)
+    assert [step["loss"] for step in run.steps] == [float(step) for step in range(1, 13)]
+    assert run.tokens.advantages.tolist() == [1.0, -1.0, -3.0, 5.0, 0.5, 0.5]
+    assert run.tokens.gaps.tolist() == [1.0, -1.0, -3.0, 12.0, 0.5, 0.5]
+    assert run.tokens.positions.tolist() == [0, 1, 2, 3, 0, 1]
+    assert (run.num_answers, run.drops, run.scores) == (2, {"stale": 3}, {1: [-1], 2: [1]})
+    assert read_run(run_dir, 1).tokens.positions.tolist() == [0, 1, 2, 3]
+
+
+def test_tables_hold_what_was_written(run_dir: Path) -> None:
+    run = read_run(run_dir, 100)
+    assert ("loss", "3", "10") in summary.progress(run).rows
+    found = dict(summary.distribution(run).rows)
+    assert found["tokens"] == "6"
+    assert found["above 0 / below 0"] == "66.7% / 33.3%"
+    assert found["|teacher − student| above 10"] == "16.67%"
+    kinds = {
+        row[0]: row[1:] for row in summary.by_class(run, lambda token: NUMBER if token == ord("A") else OTHER).rows
+    }
+    assert kinds[NUMBER] == ("2", "+0.750 ± 0.250", "100% / 0%", "0.00%")
+    places = [row[:3] for row in summary.by_position(run).rows]
+    assert places[0] == ("0", "2", "+0.750 ± 0.250")
+    assert places[1] == ("1 to 3", "4", "+0.375 ± 2.945")
+    assert summary.hints(run).rows == [("Be brief.", "1", "100%")]
+    assert summary.settings(run).rows == [("w_rl", "0.5")]
+
+
+@pytest.mark.parametrize(
+    ("text", "control", "expected"),
+    [
+        ("<|im_end|>", True, ENDS),
+        ("\n\n", False, BREAK),
+        (" 12", False, NUMBER),
+        ("v2", False, NUMBER),
+        (" —", False, PUNCTUATION),
+        ("},", False, PUNCTUATION),
+        (" comet", False, WORD_START),
+        ("A", False, WORD_START),
+        ("ing", False, WORD_PART),
+        ("彗", False, WORD_PART),
+        ("_", False, OTHER),
+    ],
+)
+def test_token_classes(text: str, control: bool, expected: str) -> None:
+    assert class_of(text, control=control) == expected
+
+
+def test_the_page_is_whole_in_itself_and_always_the_same(run_dir: Path) -> None:
+    arguments = ["report", str(run_dir), "--tokenizer", save_student(run_dir / "student")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    page = (run_dir / "report" / "report.html").read_text()
+    assert page.count("<svg") == 3  # loss, score, histogram
+    # Names of XML dialects are no addresses that anything is loaded from.
+    assert re.findall(r"""(?:src|href)=["'](?!#)""", page.replace("xlink:href", "")) == []
+    markdown = (run_dir / "report" / "report.md").read_text()
+    assert "| beginning of a word | 6 |" in markdown
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (run_dir / "report" / "report.html").read_text() == page
+
+
+def test_two_runs_are_compared(run_dir: Path, tmp_path: Path) -> None:
+    other = tmp_path / "second"
+    writer = MetricsFile(other / "metrics.jsonl", "run-3")
+    writer.begin(0)
+    for step in range(1, 6):
+        writer.write({"step": step, "version": step, "loss": 4.0})
+    (other / "teacher_logprobs.jsonl").write_text(answer(1, [-1.0] * 6))
+    runs = [read_run(run_dir, 100), read_run(other, 100)]
+    rows = {row[0]: row[1:] for row in summary.comparison(*runs).rows}
+    assert rows["loss"] == ("10", "4", "6")
+    (label,) = [name for name in rows if "Kolmogorov" in name]
+    # All of the second run's advantages are -1, of the first's two of six are not above that.
+    assert rows[label][2] == "0.667"
+    assert {plot.title for plot in figures.plots(runs)} == {"Loss", "Score by the judge", "Advantages by token"}
+    result = CliRunner().invoke(app, ["report", str(run_dir), "--against", str(other), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.exception
+    assert "first against second" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
+    assert "nothing was trained there yet" in str(CliRunner().invoke(app, ["report", str(tmp_path)]).exception)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "holds no step yet" in str(CliRunner().invoke(app, ["report", str(tmp_path)]).exception)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "version": 2}\n')
+    (tmp_path / "teacher_logprobs.jsonl").write_text('{"step": "x"}\n')
+    assert "another version" in str(CliRunner().invoke(app, ["report", str(tmp_path)]).exception)
