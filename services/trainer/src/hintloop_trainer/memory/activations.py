@@ -8,7 +8,7 @@ part, b bytes of the dtype, per token and layer, in elements of the dtype::
     attention      q, k, v and what it gives: (4 Q + 3 G) D in packed rows, (3 Q + 3 G) D in padded ones; one float32
                    for each head
     norms of q, k  (Qwen3) (2 Q + G) D; under bfloat16 4 (Q + G) D
-    feed-forward   gate and up, its two factors and their product: 5 F; with experts 6 F + H for each of a token's
+    feed-forward   gate and up, and their product: 3 F; with experts 6 F + H for each of a token's
     rotary         4 D for every position of a row
 
 Transformer Engine fuses norms into the layers behind them and keeps less; its count is from its documentation and not
@@ -50,7 +50,7 @@ def _inner_elements(plan: Plan) -> float:
     if arch.family.startswith("qwen3"):
         attention += 2.0 * queries + groups if plan.dtype_bytes == 4 else 4.0 * (queries + groups)
     if arch.mixture is None:
-        return attention + (3.0 if plan.fused else 5.0) * arch.ffn_size
+        return attention + 3.0 * arch.ffn_size
     each = (4.0 if plan.fused else 6.0) * arch.mixture.ffn_size + arch.hidden_size
     return attention + arch.mixture.per_token * each
 

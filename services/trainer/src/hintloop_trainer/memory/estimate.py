@@ -32,7 +32,7 @@ CUDA_BASE_BYTES = 1.5 * GIB
 HOST_BASE_BYTES = 0.45 * GIB
 #: Float32 arrays as large as a chunk of logits that exist at once: logits, those at the sampling temperature,
 #: probabilities, and their gradients; measured.
-LOGITS_COPIES = 4.0
+LOGITS_COPIES = 6.0
 
 
 @dataclass(frozen=True, slots=True)

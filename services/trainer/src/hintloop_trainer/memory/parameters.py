@@ -39,7 +39,8 @@ def count(plan: Plan, stage: int) -> Parameters:
     experts = 0
     if mixture is not None:
         experts = plan.layers * mixture.num_experts // plan.ep * 3 * arch.hidden_size * mixture.ffn_size // plan.tp
-    widest = 2 * arch.hidden_size * (mixture.ffn_size if mixture else arch.ffn_size) // plan.tp
+    widest = 2 * (mixture.ffn_size if mixture else arch.ffn_size)
+    widest = max(widest, (arch.num_heads + 2 * arch.num_kv_groups) * arch.head_dim) * arch.hidden_size // plan.tp
     return Parameters(dense, experts, _adapters(plan), max(vocabulary if tables else 0, widest))
 
 

@@ -17,8 +17,10 @@ def local() -> dict[str, float]:
     ``memory_rss``: held now; ``memory_rss_peak``: the most so far; ``memory_cuda_allocated_peak`` and
     ``memory_cuda_reserved_peak``: tensors, and what the allocator took from the device for them.
     """
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {"memory_rss": float(psutil.Process().memory_info().rss), "memory_rss_peak": 1024.0 * peak_kib}
+    held = float(psutil.Process().memory_info().rss)
+    # The kernel brings its record of the peak up to date only now and then.
+    peak = max(held, 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    found = {"memory_rss": held, "memory_rss_peak": peak}
     if cpu.has_cuda():
         found["memory_cuda_allocated_peak"] = float(torch.cuda.max_memory_allocated())
         found["memory_cuda_reserved_peak"] = float(torch.cuda.max_memory_reserved())
