@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from hintloop.report.runs import Run
 from hintloop.report.summary import FAR
@@ -79,6 +80,7 @@ def _lines(axes: Axes, runs: Sequence[Run], names: Sequence[str], label: str) ->
             axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8, linestyle=style)
             axes.plot(steps, _smooth(values), color=colour, linestyle=style, label=" ".join(words) or None)
     axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
     if len(runs) > 1 or several:
         axes.legend(frameon=False, fontsize=8)

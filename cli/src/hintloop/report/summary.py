@@ -101,7 +101,7 @@ def by_position(run: Run) -> Table:
             f"{first}" if after == first + 1 else f"{first} to {after - 1}" if after < bounds[-1] else f"from {first}"
         )
         groups.append((name, (run.tokens.positions >= first) & (run.tokens.positions < after)))
-    return _grouped("Advantages by place in the answer", "tokens", run, groups)
+    return _grouped("Advantages by place in the answer", "place", run, groups)
 
 
 def _grouped(title: str, first: str, run: Run, groups: list[tuple[str, NDArray[np.bool_]]]) -> Table:
