@@ -62,12 +62,13 @@ class Watched(Resumable):
 
     def gradients(self, file: Path) -> None:
         """Write the whole gradient by Hugging Face's names. Collective; not under a distributed optimizer."""
-        learner, found = self.learner, {}
+        learner = self.learner
+        found: dict[str, torch.Tensor] = {}
         for parameter in learner.model.parameters():
-            parameter.data, parameter.kept = parameter.main_grad, parameter.data  # type: ignore[attr-defined]
+            parameter.data, parameter.kept = parameter.main_grad, parameter.data
         weights.export_tensors(learner.model, learner.arch, learner.layout, found.__setitem__)
         for parameter in learner.model.parameters():
-            parameter.data = parameter.kept  # type: ignore[attr-defined]
+            parameter.data = parameter.kept
         if learner.layout.tp_rank == 0 and learner.layout.dp_rank == 0:
             save_file({name: tensor.clone() for name, tensor in found.items()}, f"{file}-{learner.layout.pp_rank}")
 

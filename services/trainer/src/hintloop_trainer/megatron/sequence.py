@@ -23,10 +23,15 @@ def multiple(config: TransformerConfig) -> int:
     return pieces * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
 
 
-def _own_positions(length: int, rank: int, num_ranks: int) -> torch.Tensor:
+def own_positions(length: int, rank: int, num_ranks: int) -> torch.Tensor:
     """Positions of a context-parallel rank, int64 ``[S / C]``."""
     pieces = torch.arange(length).chunk(2 * num_ranks)
     return torch.cat([pieces[rank], pieces[2 * num_ranks - 1 - rank]])
+
+
+def in_order(length: int, num_ranks: int) -> torch.Tensor:
+    """Where each position is found once every rank's own are laid end to end, int64 ``[S]``."""
+    return torch.argsort(torch.cat([own_positions(length, rank, num_ranks) for rank in range(num_ranks)]))
 
 
 def divide(
@@ -46,7 +51,7 @@ def divide(
             mask[..., -missing:, 0] = False
     if config.context_parallel_size > 1:
         rank = parallel_state.get_context_parallel_rank()
-        own = _own_positions(ids_BS.shape[1], rank, config.context_parallel_size).to(ids_BS.device)
+        own = own_positions(ids_BS.shape[1], rank, config.context_parallel_size).to(ids_BS.device)
         ids_BS, positions_BS = ids_BS[:, own], positions_BS[:, own]
     return ids_BS, positions_BS, mask
 
@@ -70,5 +75,4 @@ def _gather_context(hidden_SBH: torch.Tensor, num_ranks: int) -> torch.Tensor:
     whole: torch.Tensor = gather_from_sequence_parallel_region(
         hidden_SBH, tensor_parallel_output_grad=True, group=parallel_state.get_context_parallel_group()
     )
-    order = torch.cat([_own_positions(whole.shape[0], rank, num_ranks) for rank in range(num_ranks)])
-    return whole[torch.argsort(order).to(whole.device)]
+    return whole[in_order(whole.shape[0], num_ranks).to(whole.device)]
