@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +23,19 @@ from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_trainer import wiring
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable
+from hintloop_trainer.gate.gate import Gate
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import parallel
 from hintloop_trainer.objective import objective_from
+from hintloop_trainer.points import Reached, pass_by
 from hintloop_trainer.progress import Progress
 from hintloop_trainer.ranks import Ranks
+
+from tests.integration.conftest import ENGINES, RunningEngine, serve
+
+#: The highest rank of adapters that the tiny engines take.
+LORA_RANK = 4
 
 
 def _unit_conftest() -> ModuleType:
@@ -94,17 +102,25 @@ class Bench:
                 "checkpoint_dir": self.folder / "checkpoints",
             },
             "publishing": {"weights_dir": self.folder / "weights"},
+            # The tiny student knows no words.
+            "gate": {"enabled": False},
         }
         for section, values in sections.items():
             base[section] = {**base.get(section, {}), **values}
         return Config.model_validate(base)
 
     def train(
-        self, config: Config, *, engines: Sequence[Any] = (), stop: threading.Event | None = None
+        self,
+        config: Config,
+        *,
+        engines: Sequence[Any] = (),
+        stop: threading.Event | None = None,
+        reached: Reached = pass_by,
+        gate: Gate | None = None,
     ) -> tuple[Progress, Learner]:
         loss = load_loss(config.custom_loss, [self.folder])
         learner = Learner(config, objective_from(config, loss), self.layout)
-        store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints)
+        store = CheckpointStore(config.training.checkpoint_dir, learner, config.training.keep_checkpoints, reached)
         ranks = Ranks(Resumable(learner, store), self.layout)
         publisher = wiring.make_publisher(config, self.broker, engines)
         progress = wiring.lead(
@@ -116,6 +132,8 @@ class Bench:
             self.background,
             self.broker,
             publisher,
+            reached,
+            gate,
         )
         return progress, learner
 
@@ -139,6 +157,39 @@ def bench(tmp_path: Path, layout: parallel.Layout) -> Iterator[Bench]:
         background.run(broker.ensure_groups())
         yield Bench(tmp_path, layout, background, broker)
         background.run(broker.close())
+
+
+@pytest.fixture(scope="package")
+def make_tiny(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a tiny Qwen3 with a head of its own, or one tied to the embedding; its directory."""
+
+    def make(*flags: str) -> Path:
+        directory = tmp_path_factory.mktemp("tiny") / "model"
+        script = ENGINES / "models" / "make_tiny.py"
+        command = [sys.executable, str(script), str(directory), "--family", "qwen3", "--tokenizer", str(smollm2_dir)]
+        subprocess.run([*command, *flags], check=True)
+        return directory
+
+    return make
+
+
+@pytest.fixture(
+    scope="package",
+    params=[
+        ("vllm",),
+        ("sglang",),
+        pytest.param(("vllm", "--tied"), marks=pytest.mark.slow),
+        pytest.param(("sglang", "--tied"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def tiny(
+    request: pytest.FixtureRequest, make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningEngine]:
+    """Each engine with a tiny model, taking adapters."""
+    kind, *flags = request.param
+    folder = tmp_path_factory.mktemp("tiny-log")
+    yield from serve(kind, make_tiny(*flags), folder, 2048, HINTLOOP_LORA_RANK=str(LORA_RANK))
 
 
 def run(bench: Bench, work: Any) -> Any:

@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,46 +37,14 @@ from peft import LoraConfig, get_peft_model
 from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
-from tests.integration.conftest import ENGINES, RunningEngine, free_port, serve
+from tests.integration.conftest import RunningEngine, free_port, serve
 from tests.unit.rollout_proxy.conftest import start_proxy
+
+from .conftest import LORA_RANK
 
 pytestmark = pytest.mark.engine
 
-LORA_RANK = 4
 CLOSE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def make_tiny(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Make a tiny Qwen3 with a head of its own, or one tied to the embedding; its directory."""
-
-    def make(*flags: str) -> Path:
-        directory = tmp_path_factory.mktemp("tiny") / "model"
-        script = ENGINES / "models" / "make_tiny.py"
-        command = [sys.executable, str(script), str(directory), "--family", "qwen3", "--tokenizer", str(smollm2_dir)]
-        subprocess.run([*command, *flags], check=True)
-        return directory
-
-    return make
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("vllm",),
-        ("sglang",),
-        pytest.param(("vllm", "--tied"), marks=pytest.mark.slow),
-        pytest.param(("sglang", "--tied"), marks=pytest.mark.slow),
-    ],
-    ids="-".join,
-)
-def tiny(
-    request: pytest.FixtureRequest, make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningEngine]:
-    """Each engine with a tiny model, taking adapters."""
-    kind, *flags = request.param
-    folder = tmp_path_factory.mktemp("tiny-log")
-    yield from serve(kind, make_tiny(*flags), folder, 2048, HINTLOOP_LORA_RANK=str(LORA_RANK))
 
 
 @pytest.fixture(params=["vllm", "sglang"])
@@ -221,6 +187,7 @@ async def refuse(control: Any) -> Any:
     raise PublishError(control.url, "process group: meeting", "refused by the test")
 
 
+@pytest.mark.slow
 async def test_a_process_group_brings_tied_weights(tied: RunningEngine, layout: Layout, tmp_path: Path) -> None:
     await check_process_group(tied, layout, tmp_path)
 
