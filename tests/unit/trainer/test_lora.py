@@ -22,6 +22,7 @@ from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import adapter, cpu, logprobs, lora, weights
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import objective_from
+from hintloop_trainer.snapshot import adopt
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -135,6 +136,23 @@ def test_whole_weights_are_exported_for_engines_that_take_no_adapters(
     learner.export(tmp_path / "version")
     assert not (tmp_path / "version" / "adapter_config.json").exists()
     assert scores(load(tmp_path / "version")) == pytest.approx(learner.score(IDS), abs=1e-5)
+
+
+def test_a_released_adapter_is_gone_back_to(student: Callable[..., Path], layout: Layout, tmp_path: Path) -> None:
+    directory = student()
+    ema = {"teacher_source": "trainer", "teacher_weights": "ema"}
+    learner = make_learner(directory, layout, prm=ema)
+    train(learner, 1)
+    learner.export(tmp_path / "released")
+    released = learner.score(IDS)
+    train(learner, 1)
+    adopt(learner, tmp_path / "released")
+    assert learner.score(IDS) == released
+    assert learner.own_teacher is not None
+    with learner.own_teacher.in_force():
+        assert learner.score(IDS) == released
+    train(learner, 1)
+    assert learner.score(IDS) != released
 
 
 def random_b(network: torch.nn.Module) -> None:

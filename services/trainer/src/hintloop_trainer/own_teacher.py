@@ -142,6 +142,13 @@ class AdapterTeacher:
         """As :meth:`OwnTeacher.changing`."""
         return list(self._averages.values())
 
+    @torch.no_grad()
+    def start_from(self, student: PolicyModel) -> None:
+        """As :meth:`OwnTeacher.start_from`."""
+        parameters = adapter.named(student)
+        for name, average in self._averages.items():
+            average.copy_(parameters[name])
+
     def sharded(self) -> dict[str, Any]:
         """As :meth:`OwnTeacher.sharded`."""
         found = adapter.sharded(self._student, _PREFIX) if self._averages else {}

@@ -15,8 +15,7 @@ import torch
 
 from hintloop_trainer import generators
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.megatron import weights
-from hintloop_trainer.own_teacher import OwnTeacher
+from hintloop_trainer.megatron import adapter, weights
 
 
 def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
@@ -97,16 +96,19 @@ class Snapshot:
 
 @torch.no_grad()
 def adopt(learner: Learner, directory: Path) -> None:
-    """Take the weights of a released version, with an optimizer that knows of no step yet; not with adapters.
+    """Take the weights of a released version, with an optimizer that knows of no step yet.
 
     Raises:
-        ModelError: they are not of this model.
+        ModelError: they are not of this model, or not of its adapters.
     """
-    weights.load(learner.model, learner.arch, learner.layout, str(directory))
+    if learner.config.lora.as_adapter:
+        adapter.load(learner.model, learner.layout, directory)
+    else:
+        weights.load(learner.model, learner.arch, learner.layout, str(directory))
     learner.optimizer.reload_model_params()
     for optimizer in torch_optimizers(learner.optimizer):
         optimizer.state.clear()
         for group in optimizer.param_groups:
             group.pop("step", None)
-    if isinstance(learner.own_teacher, OwnTeacher):
+    if learner.own_teacher is not None:
         learner.own_teacher.start_from(learner.model)
