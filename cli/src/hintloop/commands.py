@@ -51,6 +51,9 @@ Files = Annotated[
 ]
 Settings = Annotated[list[Path] | None, typer.Option("--settings", help="settings.json.", show_default=False)]
 StatePath = Annotated[Path, typer.Option("--state-dir", help="Where the stack keeps what it writes.")]
+ControlTimeout = Annotated[
+    float, typer.Option("--timeout", min=1, max=MAX_STEP_TIMEOUT_S, help="Most seconds until the trainer has done it.")
+]
 PrmEngine = Annotated[Engine, typer.Option("--prm-engine", help="Engine that serves the frozen base model.")]
 
 
@@ -112,6 +115,33 @@ def report(
     from hintloop.report.run import run_report
 
     run_report(directory, against, out, tokenizer, first)
+
+
+@app.command()
+def rollback(
+    version: Annotated[int | None, typer.Argument(min=1, help="The version to go back to.", show_default=False)] = None,
+    list_versions: Annotated[bool, typer.Option("--list", help="Show the versions that are kept.")] = False,
+    state_dir: StatePath = Path(".hintloop"),
+    files: Files = None,
+    timeout: ControlTimeout = 300.0,
+) -> None:
+    """Serve an earlier version again, under a new number; training pauses until `hintloop resume`."""
+    from hintloop.rollback import run_list, run_rollback
+
+    if list_versions == (version is not None):
+        raise typer.BadParameter("give a VERSION, or --list to see which are kept")
+    if version is None:
+        run_list(state_dir, files or [])
+    else:
+        run_rollback(state_dir, files or [], version, timeout)
+
+
+@app.command()
+def resume(state_dir: StatePath = Path(".hintloop"), files: Files = None, timeout: ControlTimeout = 300.0) -> None:
+    """Train again after a rollback."""
+    from hintloop.rollback import run_resume
+
+    run_resume(state_dir, files or [], timeout)
 
 
 @config_app.command("show")

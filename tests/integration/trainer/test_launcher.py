@@ -65,6 +65,8 @@ name = "demo"
 engines = ["{str(server.make_url("")).rstrip("/")}"]
 [publishing]
 weights_dir = "{tmp_path / "weights"}"
+[gate]
+enabled = false
 [redis]
 url = "{redis_server.url}"
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hintloop_trainer.gate.gate import Gate
 from hintloop_trainer.gate.measures import Measured
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
+from hintloop_trainer.publish.release import Release
 from hintloop_trainer.report import Metrics
 from hintloop_trainer.tally import Moments
 from hintloop_trainer.waiting import Waiting
@@ -58,12 +59,12 @@ class GatePart:
         """Whether patience is at its end."""
         return self._gate is not None and self._progress.holds >= self._deps.config.gate.patience
 
-    def admits(self, version: int, directory: Path) -> bool:
-        """Whether the weights, exported to ``directory``, may be released as ``version``."""
+    def admits(self, candidate: Release) -> bool:
+        """Whether ``candidate`` may be released."""
         if self._gate is None:
             return True
         gate, progress = self._gate, self._progress
-        self._measured = self._look(gate, version, directory)
+        self._measured = self._look(gate, candidate)
         failing = gate.failings(self._measured)
         if failing and not progress.holds and self._mark is not None:
             # Of a step's advantages it is told after its release; by now those of the released step are in.
@@ -86,20 +87,21 @@ class GatePart:
         self._waiting.status("held back", self.metrics)
         return False
 
-    def _look(self, gate: Gate, version: int, directory: Path) -> Measured:
+    def _look(self, gate: Gate, candidate: Release) -> Measured:
         """Measure a candidate; where versions are adapters, their weights merged."""
         self._waiting.status("gate")
         started = time.perf_counter()
-        whole = directory
+        whole = candidate
         if self._deps.config.lora.as_adapter:
-            whole = directory.with_name(f".candidate-{version}")
-            shutil.rmtree(whole, ignore_errors=True)
-            self._deps.ranks.call("export_whole", whole)
+            directory = candidate.directory.with_name(f".candidate-{candidate.version}")
+            shutil.rmtree(directory, ignore_errors=True)
+            self._deps.ranks.call("export_whole", directory)
+            whole = replace(candidate, directory=directory)
         try:
-            measured = self._waiting.insist_or_stop("the gate's look", lambda: gate.measure(whole, version))
+            measured = self._waiting.insist_or_stop("the gate's look", lambda: gate.measure(whole))
         finally:
-            if whole != directory:
-                shutil.rmtree(whole, ignore_errors=True)
+            if whole is not candidate:
+                shutil.rmtree(whole.directory, ignore_errors=True)
         self.metrics = {f"gate_{name}": value for name, value in measured.means().items()}
         self.metrics["seconds_gate"] = time.perf_counter() - started
         return measured
@@ -109,15 +111,15 @@ class GatePart:
         shutil.rmtree(directory, ignore_errors=True)
         self._progress.exported, self._progress.exported_step = None, -1
 
-    def begin(self, version: int, directory: Path) -> None:
-        """``version`` was released unjudged (the first of a run, or gone back to): measure it for those to come.
+    def begin(self, release: Release) -> None:
+        """``release`` serves unjudged (the first of a run, or gone back to): measure it for those to come.
 
         At step 0 these weights are the student's first ones.
         """
         if self._gate is None:
             return
         gate = self._gate
-        self._measured = self._look(gate, version, directory)
+        self._measured = self._look(gate, release)
         if self._progress.step == 0:
             gate.base_is(self._measured)
         else:

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 from hintloop_contract.errors import DependencyError
 
+from hintloop_trainer.control_part import ControlPart
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError
 from hintloop_trainer.gate_part import GatePart
@@ -47,6 +48,7 @@ class TrainingLoop:
         self._gate = GatePart(deps, self._progress, self._waiting)
         self._publishing = PublishPart(deps, self._progress, self._waiting, self._gate)
         self._saving = SavePart(deps, self._progress, self._waiting)
+        self._control = ControlPart(deps, self._progress, self._waiting, self._publishing, self._saving, self._gate)
         self._reporting = ReportPart(deps, self._progress)
 
     def resume(self) -> None:
@@ -65,11 +67,17 @@ class TrainingLoop:
             CheckpointError: the last steps are in no checkpoint; their samples come again.
         """
         try:
+            published = self._control.start()
             scores = self._publishing.probe()
-            self._publishing.publish(scores, judged=False)
+            if not published:
+                self._publishing.publish(scores, judged=False)
             self._teacher.start(self._progress.step, scores)
             while not self._finished():
+                self._obey()
+                if self._finished():
+                    break
                 self._saving.look()
+                self._control.note()
                 self._waiting.status("collecting")
                 held = self._collect()
                 if held is not None:
@@ -86,6 +94,14 @@ class TrainingLoop:
             raise
         self._close("stopped")
         return self._progress
+
+    def _obey(self) -> None:
+        """Carry out what operators ask; stand still while training is paused."""
+        before = self._progress.step
+        self._control.obey()
+        self._control.wait_while_paused()
+        if self._progress.step != before:
+            self._reporting.begin()
 
     def _finished(self) -> bool:
         self._deps.background.check()
@@ -140,11 +156,15 @@ class TrainingLoop:
         started = time.perf_counter()
         deps.ranks.call("begin", [[encoder.encode(item.sample) for item in batch] for batch in batches])
         prepared_s = time.perf_counter() - started
+        self._steps(batches, prepared_s)
+
+    def _steps(self, batches: list[list[Held]], prepared_s: float) -> None:
+        """Every pass over the collection's batches, unless something comes between."""
         left_out: set[int] = set()
         for epoch in range(self._training.num_epochs):
             for index, batch in enumerate(batches):
-                if self._finished():
-                    break
+                if self._finished() or self._interrupted():
+                    return
                 if index in left_out:
                     continue
                 self._waiting.status("training")
@@ -153,16 +173,22 @@ class TrainingLoop:
                 except TrainingError as error:
                     left_out.add(index)
                     self._leave_out(batch, error)
-                if self._gate.exhausted:
-                    self._go_back()
-                    return
+        self._interrupted()
 
-    def _go_back(self) -> None:
-        """The weights of the last release; what is left of the collection waits again."""
-        self._gate.go_back()
+    def _interrupted(self) -> bool:
+        """Whether the collection ends here: the gate's patience has ended, or an operator asks for something."""
+        if self._gate.exhausted:
+            self._gate.go_back()
+            self._reporting.begin()
+        elif not self._control.asked():
+            return False
+        self._put_back()
+        return True
+
+    def _put_back(self) -> None:
+        """What is left of the collection waits again."""
         rest, self._progress.collection = self._progress.collection, []
         self._deps.background.run(self._deps.source.put_back(rest))
-        self._reporting.begin()
 
     def _leave_out(self, batch: list[Held], error: TrainingError) -> None:
         """No step can be made with ``batch``, and the weights are as they were: its samples fail, training goes on."""

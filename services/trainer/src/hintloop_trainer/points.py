@@ -25,6 +25,9 @@ class Point(StrEnum):
     RESTORED = "restored"
     """The weights are the last released ones again; samples of those given up are still pending."""
 
+    ROLLED_BACK = "rolled-back"
+    """The learner is at an earlier version, and so are the checkpoints; no engine knows of it."""
+
 
 Reached = Callable[[Point], None]
 

@@ -40,6 +40,8 @@ class Progress:
     """Why the last release was held back; empty when it was not."""
     paused: str = ""
     """Why training stands still; empty when it does not."""
+    rollback_to: str = "{}"
+    """JSON: versions that can be gone back to, and whether their optimizer is left."""
     advantages: Moments = field(default_factory=Moments)
     kept: dict[str, Any] = field(default_factory=dict)
     """What parts of the loop want to find again after a resume, by their names: values that JSON has."""

@@ -67,18 +67,18 @@ class PublishPart:
             "weights_hash": digest,
             "trained": str(progress.num_trained),
         }
-        if judged and not self._gate.admits(version, directory):
+        release = Release(version, directory, deps.probe_ids, scores)
+        if judged and not self._gate.admits(release):
             insist("describing a version", lambda: deps.broker.describe_version(version, {**fields, "held": "1"}))
             self._gate.discard(directory)
             return seconds
         started = time.perf_counter()
         insist("describing a version", lambda: deps.broker.describe_version(version, fields))
-        release = Release(version, directory, deps.probe_ids, scores)
         insist("publishing", lambda: deps.publisher.publish(release))
         deps.reached(Point.PUBLISHED)
         progress.lineage.release(version, progress.step)
         seconds["publish"] = time.perf_counter() - started
         if not judged:
-            self._gate.begin(version, directory)
+            self._gate.begin(release)
         self._gate.released(version)
         return seconds

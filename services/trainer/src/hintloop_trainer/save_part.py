@@ -83,16 +83,20 @@ class SavePart:
         except CheckpointError as error:
             self._failed(error)
 
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written, if one is."""
+        try:
+            self._wait()
+        except CheckpointError as error:
+            self._failed(error)
+
     def save_rest(self) -> None:
         """Have all that was trained in a durable checkpoint.
 
         Raises:
             CheckpointError: it cannot be written; the steps since the last one are lost, the samples come again.
         """
-        try:
-            self._wait()
-        except CheckpointError as error:
-            self._failed(error)
+        self.settle()
         if self._progress.step > self._progress.saved_step:
             self._begin()
             self._wait()

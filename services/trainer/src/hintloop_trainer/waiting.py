@@ -80,6 +80,7 @@ class Waiting:
             "run": self._deps.run,
             "paused": progress.paused,
             "alarm": progress.alarm,
+            "rollback_to": progress.rollback_to,
             "gate_holds": str(progress.holds),
             **self._deps.watch.fields(),
             **{name: "" if value is None else str(value) for name, value in (metrics or {}).items()},

@@ -25,6 +25,8 @@ from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.filling import filling_from
+from hintloop_trainer.gate.building import gate_from
+from hintloop_trainer.gate.gate import Gate
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.loop import TrainingLoop
 from hintloop_trainer.losses.loading import LoadedLoss, load_loss
@@ -145,8 +147,13 @@ def lead(
     broker: Broker,
     publisher: Publisher,
     reached: Reached = pass_by,
+    gate: Gate | None = None,
 ) -> Progress:
-    """Run the training loop with its background tasks; returns when it is done or ``stop`` is set."""
+    """Run the training loop with its background tasks; returns when it is done or ``stop`` is set.
+
+    ``gate`` stands in for the one that the configuration asks for.
+    """
+    gate = gate or gate_from(config)
     source = _source(config, loss, broker, vocab_size)
     ending = asyncio.Event()
     run, prometheus = new_id(), PrometheusSink()
@@ -167,6 +174,7 @@ def lead(
         run=run,
         stop=stop,
         ending=ending,
+        gate=gate,
         reached=reached,
     )
     loop = TrainingLoop(deps)
@@ -183,6 +191,8 @@ def lead(
         background.loop.call_soon_threadsafe(ending.set)
         background.finish(timeout_s=30)
         background.run(prm.close())
+        if gate is not None:
+            background.run(gate.close())
         deps.sinks.close()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +27,7 @@ from hintloop_trainer.gate.messages import (
     Setup,
     pack,
 )
+from hintloop_trainer.publish.release import Release
 
 #: Variables by which a launcher tells a process its rank; the answering process is none of the ranks.
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -44,8 +44,8 @@ _SURROUNDINGS = {
 class Answerer(Protocol):
     """Answers the probe prompts that it was made with."""
 
-    async def look(self, directory: Path, version: int | None) -> list[Answer]:
-        """Answers of the weights in ``directory``; ``version`` is ``None`` for the student's first ones.
+    async def look(self, candidate: Release) -> list[Answer]:
+        """Answers of a candidate, whose directory holds whole weights; of the student's first ones there is no probe.
 
         Raises:
             ConfigError: it can never be done as it is configured.
@@ -80,9 +80,9 @@ class AnsweringProcess:
             await self._ready()
             return self._prompt_ids
 
-    async def look(self, directory: Path, version: int | None) -> list[Answer]:
+    async def look(self, candidate: Release) -> list[Answer]:
         """See :class:`Answerer`."""
-        return await self._answers(Look(str(directory)))
+        return await self._answers(Look(str(candidate.directory)))
 
     async def read(self, token_ids: list[list[int]], entropies: list[float], ended: list[bool]) -> list[Answer]:
         """Answers that another gave, with what the student's first weights think of them."""

@@ -14,6 +14,10 @@ from hintloop_trainer.gate.answerers import Answerer
 from hintloop_trainer.gate.measures import Measured, measure
 from hintloop_trainer.gate.probes import Probe
 from hintloop_trainer.gate.verdict import Failing, failings
+from hintloop_trainer.publish.release import Release
+
+#: Stands for the student's first weights, which are no version of ours.
+BASE_VERSION = 0
 
 
 class Gate:
@@ -29,14 +33,14 @@ class Gate:
         self._released: Measured | None = None
         self._version: int | None = None
 
-    async def measure(self, directory: Path, version: int) -> Measured:
-        """Answers of ``directory`` in numbers.
+    async def measure(self, candidate: Release) -> Measured:
+        """A candidate's answers in numbers; its directory holds whole weights.
 
         Raises:
             ConfigError: the probe can never be answered as it is configured.
             DependencyError: it could not be answered this time.
         """
-        return measure(self._probes, await self._answerer.look(directory, version))
+        return measure(self._probes, await self._answerer.look(candidate))
 
     def base_is(self, measured: Measured) -> None:
         """The student's first weights were measured already."""
@@ -45,7 +49,7 @@ class Gate:
     async def measure_base(self) -> None:
         """Measure the student's first weights, unless that was done. Raises as :meth:`measure` does."""
         if self._base is None:
-            self._base = measure(self._probes, await self._answerer.look(self._base_directory, None))
+            self._base = await self.measure(Release(BASE_VERSION, self._base_directory, [], []))
 
     def failings(self, candidate: Measured) -> list[Failing]:
         """Margins that ``candidate`` is past, against the last released version and against the base."""

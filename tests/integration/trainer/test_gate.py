@@ -1,0 +1,305 @@
+"""Releases held back, the way back after the gate's patience, and operators' rollbacks. Answers are scripted here."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hintloop_contract.broker import WeightsState
+from hintloop_contract.config.gate import GateSection
+from hintloop_contract.control import Command, ControlRequest, Pause
+from hintloop_contract.messages import Sample
+from hintloop_contract.streams import SAMPLES
+from hintloop_trainer import checkpoints
+from hintloop_trainer.gate.gate import Gate
+from hintloop_trainer.gate.messages import Answer
+from hintloop_trainer.gate.probes import Probe
+from hintloop_trainer.points import Point
+from hintloop_trainer.publish.release import Release
+from safetensors.torch import load_file
+
+from .conftest import Bench, run
+
+MakeSample = Callable[..., Sample]
+NUM_PROBES = 8
+
+
+class Scripted:
+    """Answers as told for each look in turn; good ones when nothing is told."""
+
+    def __init__(self, good: list[bool]) -> None:
+        self.good = good
+        self.looked: list[int] = []
+
+    async def look(self, candidate: Release) -> list[Answer]:
+        assert (candidate.directory / "model.safetensors").is_file()
+        self.looked.append(candidate.version)
+        good = self.good.pop(0) if self.good else True
+        ids = [5, 6, 7, 8, 2] if good else [5] * 5
+        return [
+            Answer(token_ids=ids, ended=good, text="", entropy=2.0, base_nll=1.0 if good else 9.0)
+            for _ in range(NUM_PROBES)
+        ]
+
+    async def close(self) -> None:
+        return None
+
+
+def gate(bench: Bench, good: list[bool]) -> Gate:
+    probes = [Probe((), (1,)) for _ in range(NUM_PROBES)]
+    return Gate(GateSection(), probes, Scripted(good), bench.folder / "student")
+
+
+def weights(bench: Bench, version: int | str) -> dict[str, torch.Tensor]:
+    return load_file(bench.folder / "weights" / str(version) / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+def metrics(bench: Bench) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (bench.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def samples_left(bench: Bench) -> int:
+    return int(run(bench, bench.broker.counts(SAMPLES)).length)
+
+
+def drops(bench: Bench) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = run(bench, bench.broker.funnel()).drops
+    return found
+
+
+def stop_when(condition: Callable[[], bool], timeout_s: float = 20.0) -> threading.Event:
+    """An event that is set once the condition holds, or after the time."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until and not condition():
+            time.sleep(0.05)
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return stop
+
+
+def test_what_is_held_back_serves_nobody_and_training_goes_on(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    scripted = gate(bench, [True, False, True])
+    progress, _ = bench.train(bench.config(), gate=scripted)
+    assert (progress.step, progress.num_trained, progress.holds) == (2, 4, 0)
+    # Version 2 was held back: its number is used, its files are gone, and version 3 descends from 1.
+    assert run(bench, bench.broker.weights()) == WeightsState(current=3, updating=None)
+    assert [released.version for released in progress.lineage.versions] == [1, 3]
+    assert not (bench.folder / "weights" / "2").exists()
+    assert run(bench, bench.broker.version_notes(2))["held"] == "1"
+    assert run(bench, bench.broker.version_notes(3))["parent"] == "1"
+    held, passed = metrics(bench)
+    assert (held["version"], held["gate_held"], held["gate_holds"], held["gate_base_nll"]) == (1, 1, 1, 9.0)
+    assert (passed["version"], passed["gate_held"], passed["gate_holds"], passed["gate_answer_rate"]) == (3, 0, 0, 1.0)
+    assert samples_left(bench) == 0
+    assert drops(bench) == {}
+
+
+def test_after_its_patience_the_trainer_is_back_at_the_last_release(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(8)])
+    scripted = gate(bench, [True, True, False, False, True])
+    # Six samples in steps 1 to 3, of which two steps are given up; the last two make step 2.
+    released = stop_when(lambda: run(bench, bench.broker.weights()).current == 5)
+    progress, _ = bench.train(bench.config(training={"max_steps": 9}), gate=scripted, stop=released)
+    assert (progress.step, progress.num_trained, progress.alarm) == (2, 4, "")
+    assert drops(bench) == {("train", "gate_rejected"): 4}
+    assert samples_left(bench) == 0
+    assert run(bench, bench.broker.untrained()) == 0
+    assert [line["step"] for line in metrics(bench)] == [1, 2, 3, 2]
+    state = checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1])
+    assert state.trained_turn_ids == ["turn-0000", "turn-0001", "turn-0006", "turn-0007"]
+
+
+def test_weights_optimizer_and_generators_are_those_of_the_release(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in (0, 1, 20, 21, 22, 23, 2, 3)])
+    released = stop_when(lambda: run(bench, bench.broker.weights()).current == 5)
+    scripted = gate(bench, [True, True, False, False, True])
+    bench.train(bench.config(training={"max_steps": 9}), gate=scripted, stop=released)
+    with_detour = weights(bench, "current")
+    elsewhere = {"checkpoint_dir": bench.folder / "other", "max_steps": 2}
+    later = [make_sample(turn, turn_id=f"again-{turn}", version_oldest=6, version_newest=6) for turn in range(4)]
+    bench.feed(later)
+    config = bench.config(training=elsewhere, publishing={"weights_dir": bench.folder / "other-weights"})
+    bench.train(config, gate=gate(bench, []))
+    straight = load_file(bench.folder / "other-weights" / "current" / "model.safetensors")
+    assert same(with_detour, straight)
+
+
+def test_a_death_among_the_rejections_neither_trains_nor_drops_a_sample_twice(
+    bench: Bench, make_sample: MakeSample
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(8)])
+
+    class Died(BaseException):
+        pass
+
+    def die(point: Point) -> None:
+        if point == Point.RESTORED:
+            raise Died
+
+    config = bench.config(training={"max_steps": 9, "save_interval": 1}, redis={"claim_idle_ms": 1000})
+    with pytest.raises(Died):
+        bench.train(config, gate=gate(bench, [True, True, False, False]), reached=die)
+    # Step 1 is in a checkpoint; what was given up is pending still.
+    assert (samples_left(bench), drops(bench)) == (6, {})
+    progress, _ = bench.train(
+        bench.config(redis={"claim_idle_ms": 1000}, training={"max_steps": 3}), gate=gate(bench, [])
+    )
+    assert (progress.step, progress.num_trained) == (4, 8)
+    assert (samples_left(bench), drops(bench)) == (0, {})
+
+
+def test_asked_to_end_with_a_release_held_back_it_leaves_only_released_weights(
+    bench: Bench, make_sample: MakeSample
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    progress, _ = bench.train(bench.config(), gate=gate(bench, [True, True, False]))
+    assert (progress.step, progress.num_trained) == (1, 2)
+    state = checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1])
+    assert (state.step, state.trained_turn_ids) == (1, ["turn-0000", "turn-0001"])
+    assert (samples_left(bench), drops(bench)) == (2, {})
+    progress, _ = bench.train(
+        bench.config(training={"max_steps": 1}, redis={"claim_idle_ms": 1000}), gate=gate(bench, [])
+    )
+    assert (progress.step, progress.num_trained) == (2, 4)
+
+
+def ask(bench: Bench, request: ControlRequest) -> str:
+    request_id: str = run(bench, bench.broker.ask_control(request))
+    return request_id
+
+
+def outcome(bench: Bench, request_id: str) -> Any:
+    return run(bench, bench.broker.control_outcome(request_id))
+
+
+def settled(bench: Bench, request_id: str) -> Callable[[], bool]:
+    def done() -> bool:
+        found = outcome(bench, request_id)
+        return found is not None and found.state != "accepted"
+
+    return done
+
+
+@pytest.fixture
+def trained(bench: Bench, make_sample: MakeSample) -> Bench:
+    """Versions 1 (base), 2, 3 and 4; every one is kept, checkpoints are those of steps 2 and 3."""
+    bench.feed([make_sample(turn) for turn in range(6)])
+    bench.train(rollback_config(bench, max_steps=3))
+    return bench
+
+
+def rollback_config(bench: Bench, **training: Any) -> Any:
+    return bench.config(
+        training={"save_interval": 1, "max_steps": 1, **training},
+        publishing={"keep_versions": 20},
+        redis={"claim_idle_ms": 1000},
+    )
+
+
+@pytest.mark.parametrize(("version", "state"), [(3, "weights and optimizer"), (2, "weights alone")])
+def test_a_rollback_serves_an_earlier_version_and_pauses(trained: Bench, version: int, state: str) -> None:
+    asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=version))
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    found = outcome(trained, asked)
+    assert (found.state, found.version) == ("done", 5)
+    assert state in found.detail
+    assert same(weights(trained, version), weights(trained, 5))
+    assert run(trained, trained.broker.weights()).current == 5
+    assert [released.version for released in progress.lineage.versions] == [*range(1, version + 1), 5]
+    assert progress.step == version - 1
+    assert run(trained, trained.broker.paused()).reason == f"rolled back to version {version}"
+    # A restart would take the newest checkpoint.
+    newest = checkpoints.read_state(checkpoints.complete(trained.folder / "checkpoints")[-1])
+    assert (newest.step, newest.lineage.current) == (version - 1, version)
+
+
+def test_a_pause_outlives_the_trainer_and_ends_when_asked(trained: Bench, make_sample: MakeSample) -> None:
+    asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=3))
+    trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    # One made by a version that is no ancestor any more, and two by one that is.
+    trained.feed([make_sample(30, version_oldest=4, version_newest=4)])
+    trained.feed([make_sample(turn, version_oldest=3, version_newest=3) for turn in (31, 32)])
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(lambda: False, timeout_s=3.0))
+    assert progress.step == 2
+    assert trained.background.run(trained.broker.get_status("trainer"))["paused"] == "rolled back to version 3"
+    assert samples_left(trained) == 3
+    resumed = ask(trained, ControlRequest(command=Command.RESUME))
+    progress, _ = trained.train(rollback_config(trained))
+    assert outcome(trained, resumed).state == "done"
+    assert run(trained, trained.broker.paused()) is None
+    assert progress.step == 3
+    assert drops(trained) == {("train", "orphan_version"): 1}
+
+
+def test_a_death_in_a_rollback_ends_in_the_same_place(trained: Bench) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(point: Point) -> None:
+        if point == Point.ROLLED_BACK:
+            raise Died
+
+    asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=2))
+    with pytest.raises(Died):
+        trained.train(rollback_config(trained), reached=die)
+    assert outcome(trained, asked).state == "accepted"
+    trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    found = outcome(trained, asked)
+    assert found.state == "done"
+    assert same(weights(trained, 2), weights(trained, found.version))
+    assert isinstance(run(trained, trained.broker.paused()), Pause)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (ControlRequest(command=Command.ROLLBACK, version=99), "version 99 is not kept; .* are: 4, 3, 2, 1"),
+        (ControlRequest(command=Command.RESUME), "training is not paused"),
+        (ControlRequest(command="dance"), "no command 'dance'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_changes_nothing(
+    trained: Bench, request_: ControlRequest, message: str
+) -> None:
+    asked = ask(trained, request_)
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    assert outcome(trained, asked).state == "refused"
+    assert re.search(message, outcome(trained, asked).detail)
+    assert progress.step == 3
+    assert run(trained, trained.broker.paused()) is None
+
+
+def test_a_rollback_asked_for_within_a_collection_gives_the_rest_back(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    asked: list[str] = []
+
+    def ask_after_a_step(point: Point) -> None:
+        if point == Point.PUBLISHED and not asked and run(bench, bench.broker.weights()).current == 2:
+            asked.append(ask(bench, ControlRequest(command=Command.ROLLBACK, version=1)))
+
+    config = bench.config(
+        rollout={"rollout_batch_size": 4}, training={"max_steps": 9}, publishing={"keep_versions": 20}
+    )
+    stop = stop_when(lambda: bool(asked) and settled(bench, asked[0])())
+    progress, _ = bench.train(config, reached=ask_after_a_step, stop=stop)
+    assert (progress.step, progress.num_trained) == (0, 0)
+    # All four may be trained: two were in weights that are given up, two were never trained.
+    assert (samples_left(bench), drops(bench)) == (4, {})
+    assert same(weights(bench, 1), weights(bench, 3))
+    assert Path(bench.folder / "weights" / "current").resolve().name == "3"
