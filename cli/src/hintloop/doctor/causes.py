@@ -46,6 +46,7 @@ class Cause(StrEnum):
     NULL_HINT_NOT_ZERO = "null_hint_not_zero"
     CUSTOM_LOSS_UNUSABLE = "custom_loss_unusable"
     LAYOUT_DOES_NOT_FIT = "layout_does_not_fit"
+    MEMORY_SHORT = "memory_short"
     TRAINER_AWAY = "trainer_away"
     TRAINER_STUCK = "trainer_stuck"
     TRAINING_PAUSED = "training_paused"
@@ -204,6 +205,10 @@ EXPLANATIONS: dict[Cause, Explanation] = {
     ),
     Cause.LAYOUT_DOES_NOT_FIT: Explanation(
         "The model cannot be divided as configured.", "Change the parallel sizes in [training], as the message says."
+    ),
+    Cause.MEMORY_SHORT: Explanation(
+        "Training as configured takes more memory than is free: it would end at the first step, or at a long sample.",
+        "Turn down what `python -m hintloop_trainer --estimate` lists; the most effective change is shown above.",
     ),
     Cause.TRAINER_AWAY: Explanation(
         "No trainer has reported to this deployment's Redis, or it ended.",

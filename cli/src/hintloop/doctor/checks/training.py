@@ -33,10 +33,26 @@ def _setup(look: Look) -> list[Finding]:
         findings.append(fail("loss", str(error), Cause.CUSTOM_LOSS_UNUSABLE))
     try:
         arch = read_architecture(look.config.model.student_model_path)
-        findings.append(ok("model", f"{arch.family}, {arch.num_layers} layers of {arch.hidden_size}"))
     except HintloopError as error:
-        findings.append(fail("model", str(error), Cause.STUDENT_UNREADABLE))
-    return findings
+        return [*findings, fail("model", str(error), Cause.STUDENT_UNREADABLE)]
+    return [*findings, ok("model", f"{arch.family}, {arch.num_layers} layers of {arch.hidden_size}"), _memory(look)]
+
+
+def _memory(look: Look) -> Finding:
+    """Layout and memory, for as many processes as the layout needs, or as the running trainer has."""
+    from hintloop_trainer.memory.check import report
+
+    try:
+        found = report(look.config, directory=look.loaded.directory)
+    except HintloopError as error:
+        return fail("layout", str(error), Cause.LAYOUT_DOES_NOT_FIT)
+    peak = f"at most {found.estimate.peak / 2**30:.1f} GiB a process"
+    running = look.snapshot is not None and look.snapshot.trainer.get("phase", "stopped") not in ("stopped", "failed")
+    if not found.shortages or running:
+        # What a running trainer holds is not free, and was free for it.
+        return ok("memory", peak)
+    rows = [{"change": advice.change, "saves, GiB": round(advice.saves / 2**30, 2)} for advice in found.advice]
+    return warn("memory", "; ".join(found.shortages), Cause.MEMORY_SHORT, rows)
 
 
 async def check_running(look: Look) -> list[Finding]:
