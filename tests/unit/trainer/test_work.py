@@ -109,3 +109,24 @@ def test_figures_of_a_step_are_complete(student: Callable[..., Path], layout: La
     assert {"ratio_mean", "ratio_max", "entropy", "grad_norm", "padding_share", "memory_rss", "tokens_per_second"} <= (
         metrics.keys()
     )
+
+
+def test_parts_of_a_combined_advantage_add_up(student: Callable[..., Path], layout: Layout) -> None:
+    learner = with_peak(student(), layout, None, estimator="combine")
+    learner.begin([encoded([*SAMPLES[:3], make_sample(9, teacher_logprobs=None, hint=None, score=1)])])
+    metrics = step_metrics(learner.step(0), [None] * 4, [0] * 4, Moments())  # type: ignore[list-item]
+    parts = metrics["advantage_rl_mean"], metrics["advantage_opd_mean"]
+    assert all(parts)
+    assert metrics["advantage_mean"] == pytest.approx(sum(parts))  # type: ignore[arg-type]
+
+
+def test_clipping_is_told_by_its_side(student: Callable[..., Path], layout: Layout) -> None:
+    learner = with_peak(student(), layout, None, learning_rate=0.05, ppo_clip_epsilon=0.01, estimator="grpo")
+    ups, downs = (make_sample(turn, num_response=6, score=score) for turn, score in ((1, 1), (2, -1)))
+    learner.begin([encoded([ups, downs])] * 2)
+    learner.step(0)
+    metrics = step_metrics(learner.step(1), [None] * 2, [0] * 2, Moments())  # type: ignore[list-item]
+    low, high = metrics["clip_fraction_low"], metrics["clip_fraction_high"]
+    assert low and high
+    assert metrics["clip_fraction"] == pytest.approx(low + high)  # type: ignore[operator]
+    assert metrics["ratio_max"] > 1.01  # type: ignore[operator]

@@ -75,6 +75,15 @@ def _combined(
     scores_N = nothing_N if scores_N is None else scores_N
     if bool((teacher_N.isnan() & scores_N.isnan()).any()):
         raise ValueError("combine needs a score or teacher log-probabilities for every token; a sample has neither")
-    opd_N = teacher_term(old_N, teacher_N, coefficients.advantage_clip).nan_to_num(0.0)
-    rl_N = scores_N.detach().nan_to_num(0.0)
-    return coefficients.w_rl * rl_N + coefficients.w_opd * opd_N
+    rl_N, opd_N = combined_parts(coefficients, old_N, teacher_N, scores_N)
+    return rl_N + opd_N
+
+
+def combined_parts(
+    coefficients: Coefficients, old_N: torch.Tensor, teacher_N: torch.Tensor | None, scores_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the score and what the teacher give to the advantage under ``combine``; 0 where a sample lacks it."""
+    rl_N = coefficients.w_rl * scores_N.detach().nan_to_num(0.0)
+    if teacher_N is None:
+        return rl_N, torch.zeros_like(rl_N)
+    return rl_N, coefficients.w_opd * teacher_term(old_N, teacher_N, coefficients.advantage_clip).nan_to_num(0.0)

@@ -12,7 +12,7 @@ import torch
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
 
-from hintloop_trainer.advantages import Coefficients, compute_advantages_and_returns, teacher_term
+from hintloop_trainer.advantages import Coefficients, combined_parts, compute_advantages_and_returns, teacher_term
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import LossError, TrainingError
 from hintloop_trainer.losses import checking, trial
@@ -162,8 +162,13 @@ class Objective:
     def _inputs(self, batch: MicroBatch, scores: Scores, old: Old) -> tuple[LossInputs, Tally]:
         device = scores.logprobs_N.device
         teacher_N = _optional_tokens([example.teacher_T for example in batch.examples], batch, device)
-        advantages_N = self._advantages(old, teacher_N, _scores([_signal(e) for e in batch.examples], batch, device))
+        signal_N = _scores([_signal(e) for e in batch.examples], batch, device)
+        advantages_N = self._advantages(old, teacher_N, signal_N)
         weights_N, tally = self._importance(batch, old)
+        if self.coefficients.estimator == "combine" and not self.wants_candidates:
+            rl_N, opd_N = combined_parts(self.coefficients, old.logprobs_N, teacher_N, signal_N)
+            tally.add("advantage_rl", rl_N)
+            tally.add("advantage_opd", opd_N)
         if teacher_N is not None:
             tally.add("teacher_minus_student", (teacher_N - old.logprobs_N)[~teacher_N.isnan()])
         teacher_topk = self.wants_candidates

@@ -21,6 +21,8 @@ MEANS = {
     "tis_weight": "tis_weight_mean",
     "tis_applied": "tis_share",
     "score": "score_mean",
+    "advantage_rl": "advantage_rl_mean",
+    "advantage_opd": "advantage_opd_mean",
 }
 #: Largest magnitudes that are reported, by their name in the tally.
 LARGEST = {

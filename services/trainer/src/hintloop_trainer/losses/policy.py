@@ -30,7 +30,11 @@ def compute_loss(inputs: LossInputs) -> TokenLosses:
     gains_N, ratio_N, clipped_N = clipped_surrogate(
         inputs.tempered_N, inputs.old_tempered_N, inputs.advantages_N, inputs.clip_low, inputs.clip_high
     )
-    metrics = {"ratio_mean": ratio_N.detach(), "clip_fraction": clipped_N.detach()}
+    metrics = {
+        "ratio_mean": ratio_N.detach(),
+        "clip_fraction": clipped_N.detach(),
+        **clipped_sides(clipped_N.detach(), inputs.advantages_N),
+    }
     return TokenLosses(-inputs.tis_weights_N * gains_N, metrics)
 
 
@@ -45,6 +49,11 @@ def clipped_surrogate(
     plain = ratio * advantages
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     return torch.minimum(plain, bounded), ratio, (bounded < plain).to(ratio.dtype)
+
+
+def clipped_sides(clipped: torch.Tensor, advantages: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Where the lower and where the upper bound acted: on tokens that are to become rarer, and likelier."""
+    return {"clip_fraction_low": clipped * (advantages < 0), "clip_fraction_high": clipped * (advantages > 0)}
 
 
 def bounded_exp(values: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ are the teacher's K likeliest tokens or the student's (`topk_opd.use_teacher_top
 from __future__ import annotations
 
 from hintloop_trainer.losses.inputs import LossInputs, TokenLosses
-from hintloop_trainer.losses.policy import LOG_LIMIT, clipped_surrogate
+from hintloop_trainer.losses.policy import LOG_LIMIT, clipped_sides, clipped_surrogate
 
 REQUIRES = frozenset({"teacher_topk"})
 
@@ -38,5 +38,6 @@ def compute_loss(inputs: LossInputs) -> TokenLosses:
         "topk_advantage": (weights_NK * advantages_NK).sum(-1),
         "ratio_mean": (weights_NK * ratio_NK).sum(-1),
         "clip_fraction": (weights_NK * clipped_NK).sum(-1),
+        **{name: (weights_NK * part_NK).sum(-1) for name, part_NK in clipped_sides(clipped_NK, advantages_NK).items()},
     }
     return TokenLosses(-(weights_NK * gains_NK).sum(-1), {name: value.detach() for name, value in metrics.items()})
