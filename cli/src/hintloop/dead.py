@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from hintloop_contract.errors import MessageError
 from hintloop_contract.redis_broker import RedisBroker
 from hintloop_contract.redis_dead import DeadEntry
 
-from hintloop.deployment import config_of, with_broker
+from hintloop.deployment import broker_of
 from hintloop.errors import CommandError
 
 #: Entries read at a time.
@@ -22,7 +23,12 @@ PAGE = 200
 
 def run_dead_list(state_dir: Path, files: Sequence[Path], limit: int, *, as_json: bool) -> None:
     """Print the oldest ``limit`` messages: one line each, or a JSON object each with its traceback."""
-    entries = with_broker(config_of(state_dir, files), state_dir, lambda broker: broker.dead_letters(limit))
+
+    async def work() -> list[DeadEntry]:
+        async with broker_of(state_dir, files) as broker:
+            return await broker.dead_letters(limit)
+
+    entries = asyncio.run(work())
     if not entries and not as_json:
         typer.echo("no message was set aside")
     for entry in entries:
@@ -36,18 +42,19 @@ def run_dead_requeue(state_dir: Path, files: Sequence[Path], ids: Sequence[str],
         CommandError: neither ids nor ``everything`` is given, or both are, or an id is not there.
     """
 
-    async def work(broker: RedisBroker) -> list[str]:
-        problems = []
-        entries = await _chosen(broker, ids, everything=everything)
-        for entry in entries:
-            try:
-                await broker.requeue_dead(entry)
-            except MessageError as error:
-                problems.append(str(error))
-        typer.echo(f"sent again: {len(entries) - len(problems)}")
-        return problems
+    async def work() -> list[str]:
+        async with broker_of(state_dir, files) as broker:
+            problems = []
+            entries = await _chosen(broker, ids, everything=everything)
+            for entry in entries:
+                try:
+                    await broker.requeue_dead(entry)
+                except MessageError as error:
+                    problems.append(str(error))
+            typer.echo(f"sent again: {len(entries) - len(problems)}")
+            return problems
 
-    problems = with_broker(config_of(state_dir, files), state_dir, work)
+    problems = asyncio.run(work())
     for problem in problems:
         typer.echo(f"hintloop: {problem}", err=True)
     if problems:
@@ -61,11 +68,12 @@ def run_dead_purge(state_dir: Path, files: Sequence[Path], ids: Sequence[str], *
         CommandError: neither ids nor ``everything`` is given, or both are, or an id is not there.
     """
 
-    async def work(broker: RedisBroker) -> int:
-        entries = await _chosen(broker, ids, everything=everything)
-        return await broker.purge_dead([entry.entry_id for entry in entries])
+    async def work() -> int:
+        async with broker_of(state_dir, files) as broker:
+            entries = await _chosen(broker, ids, everything=everything)
+            return await broker.purge_dead([entry.entry_id for entry in entries])
 
-    typer.echo(f"forgotten: {with_broker(config_of(state_dir, files), state_dir, work)}")
+    typer.echo(f"forgotten: {asyncio.run(work())}")
 
 
 async def _chosen(broker: RedisBroker, ids: Sequence[str], *, everything: bool) -> list[DeadEntry]:

@@ -11,14 +11,10 @@ from pathlib import Path
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.live import Live
 
 from hintloop import funnel
 from hintloop.deployment import broker_of, decided_file, how_to_start
 from hintloop.local.state_dir import in_use
-
-#: Seconds between looks under `--watch`.
-WATCH_S = 2.0
 
 #: Seconds between looks under `--watch`.
 WATCH_S = 2.0
@@ -63,13 +59,3 @@ def _watch(state_dir: Path, files: Sequence[Path]) -> None:
         while True:
             time.sleep(WATCH_S)
             live.update(funnel.render(_look(state_dir, files)), refresh=True)
-
-
-def _watch(state_dir: Path, files: Sequence[Path]) -> None:
-    """Show one look after the other in place; ends with the deployment, or with Ctrl-C."""
-    config = config_of(state_dir, files)
-    first = funnel.render(with_broker(config, state_dir, funnel.take))
-    with Live(first, auto_refresh=False) as live:
-        while True:
-            time.sleep(WATCH_S)
-            live.update(funnel.render(with_broker(config, state_dir, funnel.take)), refresh=True)
