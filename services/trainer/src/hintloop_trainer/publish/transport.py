@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Protocol, TypeVar, cast
 
 import structlog
 import torch
@@ -20,6 +21,8 @@ from hintloop_trainer.publish.engines import EngineControl
 from hintloop_trainer.publish.group import Meeting, WeightGroup
 from hintloop_trainer.publish.release import Release
 from hintloop_trainer.publish.tensors import PORTION_BYTES, Portion, portions
+
+T = TypeVar("T")
 
 #: Seconds that an engine's own words are waited for, once the group has failed.
 LAST_WORDS_S = 2.0
@@ -133,7 +136,7 @@ class GroupTransport:
         with _failing(control.url, "process group: meeting"):
             invitation = WeightGroup.invite(control.url, num_workers, self._device, self._timeout_s)
         started = time.perf_counter()
-        opening = asyncio.create_task(asyncio.to_thread(invitation.open))
+        opening = asyncio.create_task(_apart(invitation.open))
         try:
             await _together(self._opened(control.url, opening), control.join(invitation.meeting))
         except BaseException:
@@ -162,7 +165,7 @@ class GroupTransport:
         """Leave the group first: that frees an engine that waits in it."""
         group = self._groups.pop(control.url, None)
         if group is not None:
-            self._later(asyncio.to_thread(group.close))
+            self._later(_apart(group.close))
         with contextlib.suppress(PublishError):
             await control.abandon_update(f"{type(reason).__name__}: {reason}"[:200])
             if group is not None:
@@ -171,19 +174,53 @@ class GroupTransport:
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.warning("process group not closed", detail=f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        """Leave every group. The engines notice by themselves."""
+        """Leave every group. The engines notice by themselves; what hangs is not waited for."""
         groups, self._groups = list(self._groups.values()), {}
         for group in groups:
-            self._later(asyncio.to_thread(group.close))
-        await asyncio.gather(*self._closing, return_exceptions=True)
+            self._later(_apart(group.close))
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=LAST_WORDS_S)
 
 
 async def _close_when_open(opening: asyncio.Task[WeightGroup]) -> None:
     with contextlib.suppress(Exception):
-        await asyncio.to_thread((await opening).close)
+        await _apart((await opening).close)
+
+
+async def _apart(work: Callable[[], T]) -> T:
+    """Do ``work`` in a thread that the end of the process does not wait for: torch cannot be interrupted."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            failure = error
+        # The loop may be closed meanwhile.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="process group", daemon=True).start()
+    return await done
 
 
 async def _read(release: Release, portion_bytes: int) -> AsyncIterator[Portion]:
