@@ -145,7 +145,3 @@ class Invitation:
         # Collectives and closing look a group's ranks up here; only groups of the own world are entered by torch.
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(meeting.world_size)}
         return WeightGroup(meeting, group, self._device)
-
-    def withdraw(self) -> None:
-        """Stop listening, where the group was not opened."""
-        self._listener.close()
