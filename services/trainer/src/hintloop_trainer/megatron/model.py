@@ -8,6 +8,7 @@ Legend: B = sequences, S = positions, H = hidden size, V = vocabulary of this te
 from __future__ import annotations
 
 import importlib.util
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import ModuleSpec, TransformerConfig, transformer_layer
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from transformers import AutoConfig, PretrainedConfig
@@ -305,6 +306,8 @@ def _layers(config: TransformerConfig, num_local: int) -> TransformerBlockSubmod
     attention.core_attention = CausalAttention
     if config.num_moe_experts is None:
         parts.mlp.module = GatedMLP
+        # Megatron warns of a class that it does not know by name, once a layer, and builds it as it should.
+        logging.getLogger(transformer_layer.__name__).setLevel(logging.ERROR)
     if not config.sequence_parallel:
         return layer
     parts.input_layernorm = parts.pre_mlp_layernorm = DividedNorm
