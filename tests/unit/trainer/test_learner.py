@@ -212,6 +212,35 @@ def test_topk_loss_pulls_the_student_to_the_teacher(student: Callable[..., Path]
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.parametrize("tail", [float("-inf"), -16.6])
+def test_candidates_that_are_the_whole_vocabulary_give_the_whole_kl(
+    student: Callable[..., Path], layout: Layout, tail: float
+) -> None:
+    directory = student()
+    teacher, ours = (
+        AutoModelForCausalLM.from_pretrained(at, dtype=torch.float64) for at in (student(seed=7), directory)
+    )
+    samples, expected = [], []
+    for sample in SAMPLES:
+        known = with_topk(sample, teacher, VOCAB)
+        ids = unpack(sample.prompt_ids).tolist() + unpack(sample.response_ids).tolist()
+        start = len(unpack(sample.prompt_ids)) - 1
+        with torch.no_grad():
+            rows = [network(torch.tensor([ids])).logits[0, start:-1].log_softmax(-1) for network in (ours, teacher)]
+        best = rows[1].topk(VOCAB, -1)
+        fields = {
+            "teacher_topk_logprobs": pack(best.values.numpy(), "float32"),
+            "teacher_tail_logprobs": pack([tail] * len(best.values), "float32"),
+        }
+        samples.append(msgspec.structs.replace(known, **fields))
+        expected.append((rows[0].exp() * (rows[0] - rows[1])).sum(-1))
+    learner = make_learner(directory, layout, custom_loss_path="topk_reverse_kl.py", estimator="grpo")
+    learner.begin([encoded(samples)])
+    result = learner.step(0)
+    assert result.loss == pytest.approx(torch.cat(expected).mean().item(), rel=1e-5)
+    assert result.tally.of("topk_student_tail_mass").largest < 1e-6
+
+
 def test_topk_reports_the_teacher_term_though_every_sample_has_a_score(
     student: Callable[..., Path], layout: Layout
 ) -> None:
