@@ -157,6 +157,7 @@ def lead(
     source = _source(config, loss, broker, vocab_size)
     ending = asyncio.Event()
     run, prometheus = new_id(), PrometheusSink()
+    _serve_metrics(config, prometheus, background, ending)
     prm = PrmClient(config.prm, config.topk_opd.logprobs_dtype)
     deps = LoopDeps(
         config=config,
@@ -184,7 +185,6 @@ def lead(
     background.keep("reading samples", source.serve(ending))
     interval_s = config.publishing.reconcile_interval_s
     background.keep("reconciling engines", reconcile_forever(publisher, interval_s, ending))
-    _serve_metrics(config, prometheus, background, ending)
     try:
         return loop.run()
     finally:
