@@ -25,7 +25,7 @@ from hintloop_trainer.objective import Evaluation, Objective, Old, objective_fro
 
 from .conftest import make_sample
 
-V = 11
+V = 7
 NAN = float("nan")
 LENGTHS = (4, 2, 3)
 TEMPERATURES = (0.7, 1.0, 1.3)
