@@ -30,8 +30,8 @@ NAN = float("nan")
 LENGTHS = (4, 2, 3)
 TEMPERATURES = (0.7, 1.0, 1.3)
 #: Of three samples: what the judge and the teacher said; NaN for nothing.
-BOTH = {"score": (1, -1, 1), "taught": (True, True, True)}
-EITHER = {"score": (1, None, 0), "taught": (False, True, True)}
+BOTH: dict[str, Any] = {"score": (1, -1, 1), "taught": (True, True, True)}
+EITHER: dict[str, Any] = {"score": (1, None, 0), "taught": (False, True, True)}
 
 
 def objective(tmp_path: Path | None = None, **sections: dict[str, Any]) -> Objective:
