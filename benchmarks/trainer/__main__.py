@@ -1,0 +1,153 @@
+"""`python -m benchmarks.trainer`: speed and memory against transformers with AdamW, and how fast weights are served.
+
+Goals: 1.3 times the tokens a second of the length-sorted baseline, in no more memory. Each contestant is a process of
+its own; they take turns, and medians are compared. Written to `.hintloop/bench/trainer.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.goals import Goal, print_goals, write_report
+from benchmarks.trainer import contestant, publishing, samples
+
+ROOT = Path(__file__).parents[2]
+WARM_UP, ROUNDS = 1, 3
+#: No round is begun after this long: the part has to end in ten minutes.
+LAST_ROUND_S = 330.0
+#: Takes part in the first round only: it is shown, and no goal.
+ONCE = "transformers-unsorted"
+BASELINE = "transformers-sorted"
+GOAL_RATIO = 1.3
+SAME_LOSS = 1e-3
+
+
+class Contestant:
+    """One contestant's process."""
+
+    def __init__(self, name: str, model: Path) -> None:
+        """Start it; it is ready when its first line came."""
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.trainer.contestant", name, str(model)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.name = name
+        self._read()
+
+    def step(self) -> dict[str, float]:
+        """Make one step."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, float]:
+        assert self.process.stdout is not None and self.process.stderr is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                found: dict[str, float] = json.loads(line)
+                return found
+        raise SystemExit(f"{self.name} ended: {self.process.stderr.read()[-2000:]}")
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def compare(model: Path) -> tuple[dict[str, Any], float | None, float | None]:
+    """Steps of all contestants by turns; what was measured, and the ratios of speed and of memory."""
+    began = time.monotonic()
+    steps: dict[str, list[dict[str, float]]] = {}
+    # One at a time holds its memory beside the two that are compared.
+    steps[ONCE] = _alone(ONCE, model)
+    pair = [Contestant(name, model) for name in ("hintloop", BASELINE)]
+    for number in range(WARM_UP + ROUNDS):
+        if number > WARM_UP and time.monotonic() - began > LAST_ROUND_S:
+            break
+        for one in pair:
+            steps.setdefault(one.name, []).append(one.step())
+    for one in pair:
+        one.close()
+    num_tokens = samples.num_tokens(contestant.NUM_SAMPLES, contestant.VOCAB_SIZE, contestant.SEED)
+    measured = {name: _summary(found, num_tokens) for name, found in steps.items()}
+    first = {name: found[0]["loss"] for name, found in steps.items()}
+    for name, loss in first.items():
+        if abs(loss - first[BASELINE]) > SAME_LOSS * max(1.0, abs(first[BASELINE])):
+            raise SystemExit(f"the contestants do not do the same: first losses {first}, {name} differs")
+    ours, theirs = measured["hintloop"], measured[BASELINE]
+    speed = ours["tokens_per_second"] / theirs["tokens_per_second"]
+    return measured, speed, ours["peak_bytes"] / theirs["peak_bytes"]
+
+
+def _alone(name: str, model: Path) -> list[dict[str, float]]:
+    one = Contestant(name, model)
+    found = [one.step() for _ in range(WARM_UP + 1)]
+    one.close()
+    return found
+
+
+def _summary(steps: list[dict[str, float]], num_tokens: int) -> dict[str, Any]:
+    counted = steps[WARM_UP:]
+    seconds = statistics.median(step["seconds"] for step in counted)
+    return {
+        "tokens_per_second": num_tokens / seconds,
+        "seconds": [step["seconds"] for step in counted],
+        "cpu_seconds": [step["cpu_seconds"] for step in counted],
+        "peak_bytes": max(step["peak_bytes"] for step in steps),
+        "first_loss": steps[0]["loss"],
+        "first_grad_norm": steps[0]["grad_norm"],
+    }
+
+
+def _publishing(model: Path) -> dict[str, Any]:
+    try:
+        return publishing.run(model)
+    except publishing.NoEngineError as error:
+        print(f"publishing was not measured: {error}", file=sys.stderr)
+        return {"skipped": str(error)}
+
+
+def _print(measured: dict[str, Any], published: dict[str, Any]) -> None:
+    table = Table("contestant", "tokens/s", "processor s a step", "peak GB", title="one step", title_justify="left")
+    for name, row in measured.items():
+        cpu = statistics.median(row["cpu_seconds"])
+        table.add_row(name, f"{row['tokens_per_second']:.1f}", f"{cpu:.1f}", f"{row['peak_bytes'] / 1e9:.2f}")
+    Console().print(table)
+    if "seconds" in published:
+        print(f"from the end of a step to the first answer by its weights: {published['seconds']:.1f} s")
+
+
+def main() -> None:
+    """Measure, write, and print the goals."""
+    script = ROOT / "engines" / "models" / "prepare.sh"
+    model = Path(
+        subprocess.run([str(script)], capture_output=True, text=True, check=True).stdout.strip().split("\n")[-1]
+    )
+    measured, speed, memory = compare(model)
+    published = _publishing(model)
+    unsorted = measured["hintloop"]["tokens_per_second"] / measured[ONCE]["tokens_per_second"]
+    goals = [
+        Goal("tokens_per_second_ratio", "at least", GOAL_RATIO, speed, "x"),
+        Goal("peak_memory_ratio", "at most", 1.0, memory, "x"),
+    ]
+    path = write_report(
+        "trainer", goals, steps=measured, ratio_to_unsorted=unsorted, publishing=published, samples=samples.__doc__
+    )
+    print_goals("trainer", goals)
+    _print(measured, published)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

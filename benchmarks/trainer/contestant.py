@@ -1,0 +1,117 @@
+"""`python -m benchmarks.trainer.contestant NAME MODEL`: one contestant in a process of its own.
+
+Makes a step for every line on its standard input and answers each with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hintloop_contract.config.operations import LoggingSection
+from hintloop_contract.config.schema import Config
+from hintloop_contract.logs import configure_logging
+
+from benchmarks.trainer import samples
+
+#: Of the reference configuration.
+NUM_SAMPLES = 16
+#: Tokens of a forward pass, padding included.
+BUDGET = 2048
+LEARNING_RATE = 1e-6
+VOCAB_SIZE = 49152
+SEED = 1
+
+Step = Callable[[], tuple[float, float]]
+"""Makes an optimizer step; gives the loss and the gradient's norm."""
+
+
+def configuration(model: Path, *, packing: bool = True, num_samples: int = NUM_SAMPLES, **sections: Any) -> Config:
+    """What the trainer is started with."""
+    return Config.model_validate(
+        {
+            "model": {"student_model_path": str(model), "dtype": "float32"},
+            "rollout": {"rollout_batch_size": num_samples},
+            "training": {
+                "train_batch_size": num_samples,
+                "micro_batch_tokens": BUDGET,
+                "packing": packing,
+                "learning_rate": LEARNING_RATE,
+            },
+            "advantage": {"estimator": "on_policy_distillation"},
+            **sections,
+        }
+    )
+
+
+def learner(config: Config) -> tuple[Any, Step]:
+    """The trainer's learner, driven as its loop does."""
+    import msgspec
+    from hintloop_trainer.megatron import cpu
+
+    cpu.install()
+    from hintloop_trainer.learner import Learner
+    from hintloop_trainer.losses.loading import load_loss
+    from hintloop_trainer.megatron import parallel
+    from hintloop_trainer.objective import objective_from
+
+    found = Learner(config, objective_from(config, load_loss(None, [])), parallel.start(1, 1, seed=1))
+    made = samples.make(config.training.train_batch_size, VOCAB_SIZE, SEED)
+    encoded = [msgspec.msgpack.encode(sample) for sample in made]
+
+    def step() -> tuple[float, float]:
+        found.begin([encoded])
+        result = found.step(0)
+        return result.loss, result.grad_norm
+
+    return found, step
+
+
+def _hintloop(model: Path, *, packing: bool) -> Step:
+    return learner(configuration(model, packing=packing))[1]
+
+
+def _peer(model: Path, *, ordered: bool) -> Step:
+    from benchmarks.trainer.peer import Peer
+
+    made = samples.make(NUM_SAMPLES, VOCAB_SIZE, SEED)
+    return Peer(model, made, BUDGET, ordered=ordered, learning_rate=LEARNING_RATE).step
+
+
+CONTESTANTS: dict[str, Callable[[Path], Step]] = {
+    "hintloop": lambda model: _hintloop(model, packing=True),
+    "hintloop-padded": lambda model: _hintloop(model, packing=False),
+    "transformers-sorted": lambda model: _peer(model, ordered=True),
+    "transformers-unsorted": lambda model: _peer(model, ordered=False),
+}
+
+
+def _usage() -> tuple[float, int]:
+    """Processor seconds, and the most memory held so far in bytes."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def main() -> None:
+    """Serve until the standard input ends."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    configure_logging("bench", LoggingSection(level="error"))
+    name, model = sys.argv[1:]
+    step = CONTESTANTS[name](Path(model))
+    print(json.dumps({"ready": name}), flush=True)
+    for _ in sys.stdin:
+        used, started = _usage()[0], time.perf_counter()
+        loss, norm = step()
+        seconds, (processor, peak) = time.perf_counter() - started, _usage()
+        measured = {"seconds": seconds, "cpu_seconds": processor - used, "peak_bytes": peak}
+        print(json.dumps({**measured, "loss": loss, "grad_norm": norm}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
