@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,30 @@ def drops(bench: Bench) -> dict[tuple[str, str], int]:
     return found
 
 
-def stop_when(condition: Callable[[], bool], timeout_s: float = 20.0) -> threading.Event:
+def stop_when(bench: Bench, condition: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> threading.Event:
     """An event that is set once the condition holds, or after the time."""
     stop = threading.Event()
 
-    def watch() -> None:
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until and not condition():
-            time.sleep(0.05)
+    async def watch() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not await condition():
+                    await asyncio.sleep(0.05)
         stop.set()
 
-    threading.Thread(target=watch, daemon=True).start()
+    bench.background.submit(watch())
     return stop
+
+
+def released(bench: Bench, version: int) -> Callable[[], Awaitable[bool]]:
+    async def is_current() -> bool:
+        return (await bench.broker.weights()).current == version
+
+    return is_current
+
+
+async def never() -> bool:
+    return False
 
 
 def test_what_is_held_back_serves_nobody_and_training_goes_on(bench: Bench, make_sample: MakeSample) -> None:
@@ -114,8 +127,8 @@ def test_after_its_patience_the_trainer_is_back_at_the_last_release(bench: Bench
     bench.feed([make_sample(turn) for turn in range(8)])
     scripted = gate(bench, [True, True, False, False, True])
     # Six samples in steps 1 to 3, of which two steps are given up; the last two make step 2.
-    released = stop_when(lambda: run(bench, bench.broker.weights()).current == 5)
-    progress, _ = bench.train(bench.config(training={"max_steps": 9}), gate=scripted, stop=released)
+    stop = stop_when(bench, released(bench, 5))
+    progress, _ = bench.train(bench.config(training={"max_steps": 9}), gate=scripted, stop=stop)
     assert (progress.step, progress.num_trained, progress.alarm) == (2, 4, "")
     assert drops(bench) == {("train", "gate_rejected"): 4}
     assert samples_left(bench) == 0
@@ -127,9 +140,9 @@ def test_after_its_patience_the_trainer_is_back_at_the_last_release(bench: Bench
 
 def test_weights_optimizer_and_generators_are_those_of_the_release(bench: Bench, make_sample: MakeSample) -> None:
     bench.feed([make_sample(turn) for turn in (0, 1, 20, 21, 22, 23, 2, 3)])
-    released = stop_when(lambda: run(bench, bench.broker.weights()).current == 5)
     scripted = gate(bench, [True, True, False, False, True])
-    bench.train(bench.config(training={"max_steps": 9}), gate=scripted, stop=released)
+    stop = stop_when(bench, released(bench, 5))
+    bench.train(bench.config(training={"max_steps": 9}), gate=scripted, stop=stop)
     with_detour = weights(bench, "current")
     elsewhere = {"checkpoint_dir": bench.folder / "other", "max_steps": 2}
     later = [make_sample(turn, turn_id=f"again-{turn}", version_oldest=6, version_newest=6) for turn in range(4)]
@@ -188,12 +201,12 @@ def outcome(bench: Bench, request_id: str) -> Any:
     return run(bench, bench.broker.control_outcome(request_id))
 
 
-def settled(bench: Bench, request_id: str) -> Callable[[], bool]:
-    def done() -> bool:
-        found = outcome(bench, request_id)
+def settled(bench: Bench, request_id: str) -> Callable[[], Awaitable[bool]]:
+    async def is_settled() -> bool:
+        found = await bench.broker.control_outcome(request_id)
         return found is not None and found.state != "accepted"
 
-    return done
+    return is_settled
 
 
 @pytest.fixture
@@ -215,7 +228,7 @@ def rollback_config(bench: Bench, **training: Any) -> Any:
 @pytest.mark.parametrize(("version", "state"), [(3, "weights and optimizer"), (2, "weights alone")])
 def test_a_rollback_serves_an_earlier_version_and_pauses(trained: Bench, version: int, state: str) -> None:
     asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=version))
-    progress, _ = trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
     found = outcome(trained, asked)
     assert (found.state, found.version) == ("done", 5)
     assert state in found.detail
@@ -231,11 +244,11 @@ def test_a_rollback_serves_an_earlier_version_and_pauses(trained: Bench, version
 
 def test_a_pause_outlives_the_trainer_and_ends_when_asked(trained: Bench, make_sample: MakeSample) -> None:
     asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=3))
-    trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
     # One made by a version that is no ancestor any more, and two by one that is.
     trained.feed([make_sample(30, version_oldest=4, version_newest=4)])
     trained.feed([make_sample(turn, version_oldest=3, version_newest=3) for turn in (31, 32)])
-    progress, _ = trained.train(rollback_config(trained), stop=stop_when(lambda: False, timeout_s=3.0))
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(trained, never, timeout_s=3.0))
     assert progress.step == 2
     assert trained.background.run(trained.broker.get_status("trainer"))["paused"] == "rolled back to version 3"
     assert samples_left(trained) == 3
@@ -259,7 +272,7 @@ def test_a_death_in_a_rollback_ends_in_the_same_place(trained: Bench) -> None:
     with pytest.raises(Died):
         trained.train(rollback_config(trained), reached=die)
     assert outcome(trained, asked).state == "accepted"
-    trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
     found = outcome(trained, asked)
     assert found.state == "done"
     assert same(weights(trained, 2), weights(trained, found.version))
@@ -278,7 +291,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(
     trained: Bench, request_: ControlRequest, message: str
 ) -> None:
     asked = ask(trained, request_)
-    progress, _ = trained.train(rollback_config(trained), stop=stop_when(settled(trained, asked)))
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
     assert outcome(trained, asked).state == "refused"
     assert re.search(message, outcome(trained, asked).detail)
     assert progress.step == 3
@@ -296,7 +309,11 @@ def test_a_rollback_asked_for_within_a_collection_gives_the_rest_back(bench: Ben
     config = bench.config(
         rollout={"rollout_batch_size": 4}, training={"max_steps": 9}, publishing={"keep_versions": 20}
     )
-    stop = stop_when(lambda: bool(asked) and settled(bench, asked[0])())
+
+    async def done() -> bool:
+        return bool(asked) and await settled(bench, asked[0])()
+
+    stop = stop_when(bench, done)
     progress, _ = bench.train(config, reached=ask_after_a_step, stop=stop)
     assert (progress.step, progress.num_trained) == (0, 0)
     # All four may be trained: two were in weights that are given up, two were never trained.

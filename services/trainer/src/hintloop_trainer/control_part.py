@@ -156,8 +156,9 @@ class ControlPart:
         weights_dir = Path(self._deps.config.publishing.weights_dir).resolve()
         whole = [v for v in versions_on_disk(weights_dir) if (weights_dir / str(v) / NOTE).is_file()]
         with_optimizer = self._checkpointed()
-        if self._deps.config.lora.enabled:
-            # The files of a version are an adapter, or its base with the adapter merged: no state to train on from.
+        lora = self._deps.config.lora
+        if lora.enabled and not lora.as_adapter:
+            # A version's files hold base and adapter merged, of which the adapter cannot be told.
             whole = []
         return {version: version in with_optimizer for version in sorted({*whole, *with_optimizer}, reverse=True)}
 

@@ -15,13 +15,7 @@ import torch
 
 from hintloop_trainer import generators
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.megatron import adapter, weights
-
-
-def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers that Megatron's own stands for: theirs are the float32 weights and the moments."""
-    parts = getattr(optimizer, "chained_optimizers", None) or [optimizer]
-    return [part.optimizer for part in parts if part.optimizer is not None]
+from hintloop_trainer.megatron import adapter, optimizer, weights
 
 
 class Snapshot:
@@ -48,13 +42,13 @@ class Snapshot:
             if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
                 value = torch.empty_like(tensor, device="cpu")
             self._values[tensor.data_ptr()] = (tensor, value.copy_(tensor))
-        optimizers = torch_optimizers(self._learner.optimizer)
+        optimizers = optimizer.torch_optimizers(self._learner.optimizer)
         self._moments = [
-            {parameter: dict(entries) for parameter, entries in optimizer.state.items()} for optimizer in optimizers
+            {parameter: dict(entries) for parameter, entries in inner.state.items()} for inner in optimizers
         ]
         self._groups = [
-            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-            for optimizer in optimizers
+            [{key: value for key, value in group.items() if key != "params"} for group in inner.param_groups]
+            for inner in optimizers
         ]
         self._generators = copy.deepcopy(generators.states())
 
@@ -63,16 +57,16 @@ class Snapshot:
         """Put the learner back into the state that is kept."""
         for tensor, value in self._values.values():
             tensor.copy_(value)
-        for optimizer, moments, groups in zip(
-            torch_optimizers(self._learner.optimizer), self._moments, self._groups, strict=True
+        for inner, moments, groups in zip(
+            optimizer.torch_optimizers(self._learner.optimizer), self._moments, self._groups, strict=True
         ):
-            for parameter in list(optimizer.state):
+            for parameter in list(inner.state):
                 # Moments of before the first step are none; the tensors that were there have their values back.
                 if parameter in moments:
-                    optimizer.state[parameter].update(moments[parameter])
+                    inner.state[parameter].update(moments[parameter])
                 else:
-                    del optimizer.state[parameter]
-            for group, kept in zip(optimizer.param_groups, groups, strict=True):
+                    del inner.state[parameter]
+            for group, kept in zip(inner.param_groups, groups, strict=True):
                 for key in group.keys() - kept.keys() - {"params"}:
                     del group[key]
                 group.update(kept)
@@ -85,10 +79,10 @@ class Snapshot:
             if parameter.requires_grad:
                 yield parameter.data
         yield from learner.model.buffers()
-        for optimizer in torch_optimizers(learner.optimizer):
-            for group in optimizer.param_groups:
+        for inner in optimizer.torch_optimizers(learner.optimizer):
+            for group in inner.param_groups:
                 yield from (parameter.data for parameter in group["params"])
-            for entries in optimizer.state.values():
+            for entries in inner.state.values():
                 yield from (value for value in entries.values() if isinstance(value, torch.Tensor))
         if learner.own_teacher is not None:
             yield from learner.own_teacher.changing()
@@ -105,10 +99,6 @@ def adopt(learner: Learner, directory: Path) -> None:
         adapter.load(learner.model, learner.layout, directory)
     else:
         weights.load(learner.model, learner.arch, learner.layout, str(directory))
-    learner.optimizer.reload_model_params()
-    for optimizer in torch_optimizers(learner.optimizer):
-        optimizer.state.clear()
-        for group in optimizer.param_groups:
-            group.pop("step", None)
+    optimizer.begin_anew(learner.optimizer)
     if learner.own_teacher is not None:
         learner.own_teacher.start_from(learner.model)

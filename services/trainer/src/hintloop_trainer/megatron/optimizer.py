@@ -141,6 +141,37 @@ def check_saved(directory: Path, training: TrainingSection) -> None:
         )
 
 
+def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that Megatron's own stands for: theirs are the float32 weights and the moments."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part.optimizer for part in parts if part.optimizer is not None]
+
+
+@torch.no_grad()
+def begin_anew(optimizer: MegatronOptimizer) -> None:
+    """Take the model's weights as they are now, with moments as before any step; they are there to be saved."""
+    optimizer.reload_model_params()
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if isinstance(part, DistributedOptimizer):
+            distributed.allocate(part)
+        elif part.optimizer is not None:
+            part.init_state_fn(part.optimizer, part.config)
+    for inner in torch_optimizers(optimizer):
+        for entries in inner.state.values():
+            _empty(entries, steps_inside=isinstance(inner, torch.optim.Adam | torch.optim.AdamW))
+        for group in inner.param_groups:
+            group.update({"step": 0} if "step" in group else {})
+
+
+def _empty(entries: dict[str, Any], *, steps_inside: bool) -> None:
+    """Set one parameter's moments to zero; torch's own optimizers keep the number of steps among them."""
+    for value in entries.values():
+        if isinstance(value, torch.Tensor):
+            value.zero_()
+    if steps_inside:
+        entries["step"] = torch.zeros(())
+
+
 def configure(optimizer: MegatronOptimizer, training: TrainingSection) -> None:
     """Write the configured coefficients into every group of parameters; a loaded checkpoint brought its own.
 
