@@ -192,3 +192,10 @@ def test_tables_inside_a_section_are_shown_set_by_flag_and_checked(tmp_path):
     assert str(refused.value) == (
         f"{wrong}: unknown key 'prm.rules.tools.bash.succes_exit_codes'; did you mean 'success_exit_codes'?"
     )
+
+
+def test_adapters_do_not_go_by_process_group(tmp_path):
+    text = '[lora]\nenabled = true\n[publishing]\ntransport = "process_group"\n'
+    with pytest.raises(ConfigError, match="set transport = 'disk', or lora.publish = 'merged'"):
+        load(write(tmp_path, text))
+    assert load(write(tmp_path, text.replace("true", 'true\npublish = "merged"'))).config.lora.publish == "merged"
