@@ -20,7 +20,8 @@ from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.memory import activations, capacity, parameters
 from hintloop_trainer.memory.advice import advise
 from hintloop_trainer.memory.check import check, report
-from hintloop_trainer.memory.estimate import GIB, estimate, plan_for
+from hintloop_trainer.memory.estimate import CHECKPOINT, GIB, LAST_RELEASE, estimate, plan_for
+from hintloop_trainer.snapshot import Snapshot
 
 from .conftest import VOCAB, make_sample
 from .test_learner import encoded, make_learner
@@ -82,6 +83,10 @@ def test_gradients_and_moments_are_as_large_as_said(student: Callable[..., Path]
         assert moments == stage.held["AdamW moments"]
         assert stage.held.get("float32 weights", 0.0) == (moments / 2 if dtype == "bfloat16" else 0.0)
         assert stage.held["weights"] == sum(parameter.nbytes for parameter in learner.model.parameters())
+        snapshot = Snapshot(learner)
+        snapshot.keep()
+        kept = sum(value.nbytes for _, value in snapshot._values.values())
+        assert kept == pytest.approx(stage.held[LAST_RELEASE], rel=0.01)
 
 
 def saved_bytes(plan: Any, layout: Layout) -> int:
@@ -151,6 +156,10 @@ def test_every_key_that_takes_or_saves_memory_shows(student: Callable[..., Path]
     assert "reference's copy" not in own
     ema = held_by(directory, prm={"teacher_source": "trainer", "teacher_weights": "ema"})
     assert (ema["teacher's copy"], ema["moving average"]) == (plain["weights"], plain["weights"])
+    # What a step changes stands there once more for the gate, and while a checkpoint is written.
+    assert plain[LAST_RELEASE] == plain[CHECKPOINT] == 3 * plain["weights"]
+    assert ema[CHECKPOINT] == 4 * plain["weights"]
+    assert LAST_RELEASE not in held_by(directory, gate={"enabled": False})
     adapters = held_by(directory, lora={"enabled": True}, prm={"teacher_source": "trainer"})
     assert adapters["gradients"] < plain["gradients"] / 2
     assert "teacher's copy" not in adapters

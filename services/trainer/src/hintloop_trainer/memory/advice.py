@@ -21,7 +21,7 @@ class Advice:
     change: str
     """As it is written: ``training.micro_batch_size = 1``."""
     saves: float
-    """Bytes of a rank's peak on its device."""
+    """Bytes of a rank's peak on its device, which on a CPU is the host."""
 
 
 def advise(plan: Plan) -> list[Advice]:
@@ -52,6 +52,8 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     if plan.dtype_bytes == DTYPE_BYTES["float32"] and plan.device == "cuda":
         change, changed = _with(plan, "model", dtype="bfloat16")
         yield change, dataclasses.replace(changed, dtype_bytes=DTYPE_BYTES["bfloat16"])
+    if plan.config.gate.enabled:
+        yield _with(plan, "gate", enabled=False)
     if training.kl_coef:
         yield _with(plan, "training", kl_coef=0.0)
     if plan.teaches and plan.config.prm.teacher_weights != "current":

@@ -1,9 +1,10 @@
 """The estimate: what each rank holds and when, on its device and on its host.
 
 Always held are weights, float32 gradients, AdamW's two float32 moments (and float32 weights beside bfloat16 ones),
-and copies of the model that a reference or a teacher of its own needs. On top comes what a phase needs: a step its
-activations and one chunk of logits; the optimizer some temporaries; an export the weights as files on the host. The
-peak is the largest of the phases.
+and copies of the model that a reference or a teacher of its own needs. On the host stand what training changes as it
+was at the last release, for the gate, and again what it changes while a checkpoint is written (at most all of it).
+On top comes what a phase needs: a step its activations and one chunk of logits; the optimizer some temporaries; an
+export the weights as files on the host. The peak is the largest of the phases.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hintloop_trainer.memory import activations, parameters
 from hintloop_trainer.memory.plan import DTYPE_BYTES, Plan
 
 GIB = 2**30
+LAST_RELEASE, CHECKPOINT = "last release, for the gate", "checkpoint being written"
 #: Of a CUDA process before any tensor: context, libraries, NCCL's buffers. Others' experience, not measured here.
 CUDA_BASE_BYTES = 1.5 * GIB
 #: Python, torch, megatron and transformers, imported; measured.
@@ -122,35 +124,55 @@ def estimate(plan: Plan) -> Estimate:
 
 def _stage(plan: Plan, stage: int) -> StageMemory:
     count = parameters.count(plan, stage)
-    held = _held(plan, count)
+    held, host = _held(plan, count), _saved(plan, count)
+    files = float(plan.dtype_bytes * count.total)
+    phases = {
+        "a step": FRAGMENTATION[plan.device] * _step(plan, stage, count),
+        "the optimizer": 2.0 * 4 * count.largest,
+    }
+    if plan.device == "cuda":
+        return StageMemory(stage, held, phases, {"process": HOST_BASE_BYTES, **host, "files of an export": files})
+    return StageMemory(stage, {**held, **host}, {**phases, "an export": files}, {})
+
+
+def _step(plan: Plan, stage: int, count: parameters.Parameters) -> float:
+    """Activations, and what passes by: logits or a layer's gradients, beside those of the largest weight."""
     head = stage == plan.pp - 1
     # A weight's own gradient, before it is added to its buffer; a tied table has two.
     table = float(plan.dtype_bytes * count.largest * (2 if plan.arch.tied and plan.pp == 1 else 1))
-    passing = table + max(activations.passing_bytes(plan), _logits(plan) if head else 0.0)
-    step = FRAGMENTATION[plan.device] * (activations.kept_bytes(plan, stage) + passing)
-    files = float(plan.dtype_bytes * count.total)
-    phases = {"a step": step, "the optimizer": 2.0 * 4 * count.largest}
-    if plan.device == "cuda":
-        return StageMemory(stage, held, phases, {"process": HOST_BASE_BYTES, "files of an export": files})
-    return StageMemory(stage, held, {**phases, "an export": files}, {})
+    passing = max(activations.passing_bytes(plan), _logits(plan) if head else 0.0)
+    return activations.kept_bytes(plan, stage) + table + passing
 
 
-def _held(plan: Plan, count: parameters.Parameters) -> dict[str, float]:
-    training = plan.config.training
-    # Each kind of weights with the ranks that a distributed optimizer divides their states over.
+def _states(plan: Plan, count: parameters.Parameters) -> tuple[int, float]:
+    """Weights that are trained, and those of them whose optimizer's state is this rank's."""
     trained = [(count.dense, plan.dp * plan.cp), (count.experts, plan.expert_dp)]
     if plan.config.lora.enabled:
         trained = [(count.adapters, plan.dp * plan.cp)]
-    states = sum(number / (ranks if training.use_distributed_optimizer else 1) for number, ranks in trained)
+    shared = plan.config.training.use_distributed_optimizer
+    return sum(number for number, _ in trained), sum(number / (ranks if shared else 1) for number, ranks in trained)
+
+
+def _held(plan: Plan, count: parameters.Parameters) -> dict[str, float]:
+    trained, states = _states(plan, count)
     held = {
         "process": CUDA_BASE_BYTES if plan.device == "cuda" else HOST_BASE_BYTES,
         "weights": float(plan.dtype_bytes * count.total),
-        "gradients": 4.0 * sum(number for number, _ in trained),
+        "gradients": 4.0 * trained,
         "AdamW moments": 8.0 * states,
         "float32 weights": 4.0 * states if plan.dtype_bytes < 4 else 0.0,
         **_copies(plan, count),
     }
     return {name: size for name, size in held.items() if size}
+
+
+def _saved(plan: Plan, count: parameters.Parameters) -> dict[str, float]:
+    """Second copies of what training changes, in the host's memory."""
+    trained, states = _states(plan, count)
+    changes = plan.dtype_bytes * trained + (12.0 if plan.dtype_bytes < 4 else 8.0) * states
+    changes += _copies(plan, count)["moving average"]
+    kept = {LAST_RELEASE: changes} if plan.config.gate.enabled else {}
+    return {**kept, CHECKPOINT: changes}
 
 
 def _copies(plan: Plan, count: parameters.Parameters) -> dict[str, float]:
