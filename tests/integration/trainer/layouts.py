@@ -27,6 +27,9 @@ from safetensors.torch import save_file
 COLLECTIONS = ([slice(0, 4), slice(4, 8)], [slice(2, 6)])
 
 
+LEARNING_RATE = 1e-4
+
+
 class Case(msgspec.Struct):
     """One run. ``training`` are keys of `[training]`; results lie in a folder of the case's ``name``."""
 
@@ -81,7 +84,11 @@ def config_of(folder: Path, case: Case) -> Config:
             "training": {
                 "train_batch_size": 4,
                 "micro_batch_size": 2,
-                "learning_rate": 1e-3,
+                "learning_rate": LEARNING_RATE,
+                # What is added to the loss has to be the same everywhere, too.
+                "kl_coef": 0.1,
+                "force_kl": True,
+                "entropy_coef": 0.05,
                 **case.training,
             },
             "prm": {"teacher_source": "trainer"},
