@@ -69,6 +69,8 @@ def overlay(options: DemoOptions) -> Values:
         "opd": {"advantage_clip": 5.0, "drop_sample_without_hint": True, "log_teacher_logprobs": True},
         "topk_opd": {"top_k": 64},
         "linker": {"settle_ms": 300},
+        # Long enough to tell answers apart, and a few seconds a step.
+        "gate": {"max_new_tokens": 32},
         "policy": {"name": "demo"},
     }
     if options.method == "topk":

@@ -33,7 +33,7 @@ class GateSection(Section):
     """JSON lines of probe prompts instead of the built-in ones; see the trainer's README for their form."""
     temperature: NonNegativeFloat | None = None
     """Sampling temperature of the probe's answers; 0 is greedy, null is `rollout.temperature`."""
-    max_new_tokens: Positive = 48
+    max_new_tokens: Positive = 64
     """Longest probe answer, tokens; one that has not ended by then counts as not answered."""
     seed: NonNegativeInt = 0
     """Seed of the probe's sampling: the same for every version, so that like weights give like answers."""

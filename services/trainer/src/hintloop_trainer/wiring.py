@@ -153,7 +153,7 @@ def lead(
 
     ``gate`` stands in for the one that the configuration asks for.
     """
-    gate = gate or gate_from(config)
+    gate = gate or gate_from(config, CONTROLS[config.rollout.engine])
     source = _source(config, loss, broker, vocab_size)
     ending = asyncio.Event()
     run, prometheus = new_id(), PrometheusSink()
