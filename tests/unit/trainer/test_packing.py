@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from hintloop_trainer.learner import Learner
 from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import attention, cpu, logprobs, weights
 from hintloop_trainer.megatron.mlp import swiglu
+from hintloop_trainer.megatron.norm import RootMeanSquareNorm
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.objective import objective_from
 from hypothesis import given, settings
@@ -132,6 +134,20 @@ def test_the_gate_of_the_mlp_and_its_gradient() -> None:
     gate, up = both.chunk(2, dim=-1)
     torch.testing.assert_close(swiglu(both), functional.silu(gate) * up)
     assert torch.autograd.gradcheck(swiglu, (both,))
+
+
+def test_the_norm_is_torch_s_and_so_is_its_gradient() -> None:
+    torch.manual_seed(0)
+    norm = RootMeanSquareNorm(SimpleNamespace(sequence_parallel=True), 12, eps=1e-3)
+    norm.weight.data += torch.randn(12)
+    found = []
+    for function in (norm, lambda x: functional.rms_norm(x, (12,), norm.weight, 1e-3)):
+        x = torch.randn(3, 2, 12, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        out = function(x)
+        found.append((out, *torch.autograd.grad((out**3).sum(), (x, norm.weight))))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert norm.weight.sequence_parallel
 
 
 @given(

@@ -31,6 +31,7 @@ from hintloop_trainer.errors import ModelError
 from hintloop_trainer.megatron import cpu, sequence
 from hintloop_trainer.megatron.attention import CausalAttention
 from hintloop_trainer.megatron.mlp import GatedMLP
+from hintloop_trainer.megatron.norm import RootMeanSquareNorm
 from hintloop_trainer.megatron.parallel import Layout
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -255,19 +256,6 @@ def _mixture_settings(mixture: Mixture | None) -> dict[str, Any]:
     }
 
 
-class DividedNorm:
-    """Builds torch's RMSNorm for positions that are divided over tensor-parallel ranks, which megatron's does not do.
-
-    The mark has megatron sum the weight's gradient over these ranks.
-    """
-
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
-        """A norm over the last axis."""
-        norm = torch.nn.RMSNorm(hidden_size, eps=eps)
-        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        return norm
-
-
 class PolicyModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
     """A GPT model that stops before its output head.
 
@@ -308,12 +296,10 @@ def _layers(config: TransformerConfig, num_local: int) -> TransformerBlockSubmod
         parts.mlp.module = GatedMLP
         # Megatron warns of a class that it does not know by name, once a layer, and builds it as it should.
         logging.getLogger(transformer_layer.__name__).setLevel(logging.ERROR)
-    if not config.sequence_parallel:
-        return layer
-    parts.input_layernorm = parts.pre_mlp_layernorm = DividedNorm
+    parts.input_layernorm = parts.pre_mlp_layernorm = RootMeanSquareNorm
     if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = DividedNorm
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_local, layer_norm=DividedNorm)
+        attention.q_layernorm = attention.k_layernorm = RootMeanSquareNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_local, layer_norm=RootMeanSquareNorm)
 
 
 def _construct(
