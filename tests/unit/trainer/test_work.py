@@ -14,7 +14,7 @@ from hintloop_trainer.megatron import model
 from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.metrics import flops
 from hintloop_trainer.objective import objective_from
-from hintloop_trainer.report import step_metrics
+from hintloop_trainer.report import shown, step_metrics
 from hintloop_trainer.tally import Moments
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
@@ -106,6 +106,10 @@ def test_figures_of_a_step_are_complete(student: Callable[..., Path], layout: La
     # A custom loss's own figure does not stand in for ours of the same name.
     assert (metrics["loss"], metrics["custom_loss"]) == (result.loss, 99.0)
     assert "mfu" not in metrics
+    line = shown({"step": 3, **metrics})
+    assert line["step"] == 3
+    assert line["loss"] == pytest.approx(result.loss, rel=1e-4)
+    assert len(line) < 25
     assert {"ratio_mean", "ratio_max", "entropy", "grad_norm", "padding_share", "memory_rss", "tokens_per_second"} <= (
         metrics.keys()
     )

@@ -33,6 +33,33 @@ LARGEST = {
 }
 #: Names whose distribution is reported: percentiles, and how much lies far out.
 DISTRIBUTIONS = ("advantage", "teacher_minus_student", "engine_difference")
+#: What the log's line of a step has.
+SHOWN = (
+    "step",
+    "version",
+    "loss",
+    "kl",
+    "grad_norm",
+    "advantage_mean",
+    "advantage_std",
+    "advantage_p5",
+    "advantage_p95",
+    "teacher_minus_student_mean",
+    "engine_difference_abs_mean",
+    "ratio_mean",
+    "clip_fraction",
+    "entropy",
+    "response_length",
+    "score_mean",
+    "staleness_mean",
+    "samples",
+    "tokens_trained",
+    "tokens_per_second",
+    "padding_share",
+    "mfu",
+    "seconds_forward_backward",
+    "seconds_publish",
+)
 #: Nats; an advantage beyond this is a token that one of the two thinks all but impossible.
 FAR = 10.0
 _OWN = {*MEANS, "advantage"}
@@ -101,5 +128,6 @@ def step_metrics(result: StepResult, held: Sequence[Held], staleness: Sequence[i
 
 
 def shown(metrics: Metrics) -> Metrics:
-    """The metrics with floats rounded for reading."""
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in metrics.items()}
+    """Of a step's figures those that its line in the log has, rounded; the others stand in the files."""
+    found = {name: metrics[name] for name in SHOWN if metrics.get(name) is not None}
+    return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in found.items()}
