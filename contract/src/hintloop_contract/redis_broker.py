@@ -149,16 +149,24 @@ class RedisBroker(RedisState, RedisDead):
     async def renew(self, stream: Stream, consumer: str, entry_ids: Sequence[str]) -> None:
         """Tell the others that ``consumer`` still works on these."""
         if entry_ids:
-            key = self.keys.stream(stream)
-            await self.client.xclaim(key, stream.group, consumer, 0, list(entry_ids), justid=True)
+            await self._claim_known(stream, consumer, entry_ids)
 
     @available
     async def release(self, entry: Entry[Any]) -> None:
         """Give a held message up so that any worker can claim it at once."""
-        key = self.keys.stream(entry.stream)
-        await self.client.xclaim(
-            key, entry.stream.group, RELEASED, 0, [entry.entry_id], idle=RELEASED_IDLE_MS, justid=True
-        )
+        await self._claim_known(entry.stream, RELEASED, [entry.entry_id], idle=RELEASED_IDLE_MS)
+
+    async def _claim_known(self, stream: Stream, consumer: str, entry_ids: Sequence[str], **options: int) -> None:
+        """Give entries to ``consumer``, as far as they are still there."""
+        try:
+            await self.client.xclaim(
+                self.keys.stream(stream), stream.group, consumer, 0, list(entry_ids), justid=True, **options
+            )
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            # Redis lost its data, and these with it.
+            await self._ensure_group(stream)
 
     @available
     async def commit(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,13 +17,15 @@ import pytest
 from hintloop_contract.broker import WeightsState
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Sample
+from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import SAMPLES
-from hintloop_trainer import checkpoints, samples
+from hintloop_trainer import checkpoints, durable, samples, save_part
 from hintloop_trainer.admission import Admission
-from hintloop_trainer.errors import BackgroundError, TrainingError, WeightsError
+from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError, WeightsError
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.samples import SampleSource
+from structlog.testing import capture_logs
 
 from .conftest import Bench, run
 
@@ -217,6 +223,118 @@ def test_no_more_turns_are_remembered_than_could_come_again(bench: Bench, monkey
     source.skip(["1", "2", "3", "4"])
     source.skip(["2", "5"])
     assert run(bench, source.in_weights()) == ["3", "4", "5"]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_training_goes_on(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(6)])
+    room, tries = iter([0, 0, 0, 0]), []
+
+    def free_bytes(directory: Path) -> int:
+        tries.append(directory)
+        return next(room, 2**40)
+
+    monkeypatch.setattr(durable, "free_bytes", free_bytes)
+    monkeypatch.setattr(save_part, "RETRY_S", 0.0)
+    with capture_logs() as logs:
+        progress, _ = bench.train(bench.config(training={"max_steps": 3, "save_interval": 1}))
+    failed = [line["detail"] for line in logs if line["event"].startswith("checkpoint failed")]
+    # Each try looks twice: before it writes, and for what it says.
+    assert (progress.step, len(failed), len(tries)) == (3, 2, 5)
+    assert str(bench.folder / "checkpoints") in failed[0]
+    assert re.search(r"It takes \d{6,} bytes; 0 were free", failed[0])
+    assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(6)]
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 0
+
+
+def test_an_end_without_a_checkpoint_is_loud_and_its_samples_come_again(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "free_bytes", lambda directory: 0)
+        with pytest.raises(CheckpointError, match="no checkpoint of step 1"):
+            bench.train(bench.config(training={"max_steps": 1}))
+    status = run(bench, bench.broker.get_status("trainer"))
+    assert (status["phase"], "no checkpoint of step 1" in status["detail"]) == ("failed", True)
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 2
+    # No one renews what the failed run held; the next one begins with the same weights.
+    progress, _ = bench.train(bench.config(training={"max_steps": 1}, redis={"claim_idle_ms": 1000}))
+    assert (progress.step, progress.num_trained) == (1, 2)
+    assert run(bench, bench.broker.funnel()).drops == {}
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_training_goes_on_while_a_checkpoint_is_written_if_so_configured(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch, async_save: bool
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    fsync, trainer, events = os.fsync, os.getpid(), []
+    step, finish = Learner.step, checkpoints.CheckpointStore.finish
+
+    def slowly(descriptor: int) -> None:
+        if os.getpid() != trainer:
+            time.sleep(1.0)
+        fsync(descriptor)
+
+    def stepped(learner: Learner, index: int) -> Any:
+        events.append("step")
+        return step(learner, index)
+
+    def finished(store: checkpoints.CheckpointStore) -> Any:
+        path = finish(store)
+        if path is not None:
+            events.append(path.name)
+        return path
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    monkeypatch.setattr(Learner, "step", stepped)
+    monkeypatch.setattr(checkpoints.CheckpointStore, "finish", finished)
+    bench.train(bench.config(training={"max_steps": 2, "save_interval": 1, "async_save": async_save}))
+    first, second = "step-000000001", "step-000000002"
+    assert events == (["step", "step", first, second] if async_save else ["step", first, "step", second])
+
+
+def test_what_redis_lost_and_is_sent_again_is_not_trained_again(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch, redis_server: Any
+) -> None:
+    async def connected() -> RedisBroker:
+        return RedisBroker(connect(redis_server.url), "test")
+
+    broker: Any = run(bench, connected())
+    bench.broker = broker
+    run(bench, bench.broker.ensure_groups())
+    bench.feed([make_sample(turn) for turn in range(2)])
+    count, stop, sent = SampleSource.trained, threading.Event(), asyncio.Event()
+
+    async def lose(source: SampleSource, held: Any) -> None:
+        await count(source, held)
+        await broker.client.flushall()
+        for turn in range(4):
+            await broker.append(SAMPLES, make_sample(turn))
+        monkeypatch.setattr(SampleSource, "trained", count)
+        sent.set()
+
+    async def end_when_empty() -> None:
+        await sent.wait()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (await bench.broker.counts(SAMPLES)).length:
+            await asyncio.sleep(0.1)
+        stop.set()
+
+    monkeypatch.setattr(SampleSource, "trained", lose)
+    watching = bench.background.submit(end_when_empty())
+    with capture_logs() as logs:
+        progress, _ = bench.train(bench.config(training={"save_interval": 1}, redis={"claim_idle_ms": 1000}), stop=stop)
+    watching.result()
+    assert (progress.step, progress.num_trained) == (2, 4)
+    assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(4)]
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 0
+    lost = [line for line in logs if "Redis lost data" in line["event"]]
+    assert [line["missing"] for line in lost] == [2]
+    assert run(bench, bench.broker.weights()).current == progress.lineage.current
+    run(bench, broker.close())
 
 
 def test_followers_stay_when_no_step_is_made(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

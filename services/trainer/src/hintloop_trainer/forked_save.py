@@ -96,7 +96,7 @@ def _write(transforms: list[Any], parent: int, rank: int, buckets: list[Any], re
     results.put(found)
 
 
-class ForkedSave(TorchDistSaveShardedStrategy):
+class ForkedSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron has no types
     """Megatron's strategy for the `torch_dist` format, with :func:`_write` as the writer: one file a rank."""
 
     def __init__(self, before: Callable[[], None]) -> None:

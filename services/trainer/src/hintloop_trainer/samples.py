@@ -45,7 +45,8 @@ class Held:
 
 def without_message(entry: Entry[Message]) -> Entry[Any]:
     """What is needed to acknowledge an entry; a sample takes up to some hundred kilobytes."""
-    return replace(entry, message=None)
+    nothing: Any = None
+    return replace(entry, message=nothing)
 
 
 def _position(held: Held) -> tuple[int, int]:
