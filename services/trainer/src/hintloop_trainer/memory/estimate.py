@@ -34,7 +34,7 @@ CUDA_BASE_BYTES = 1.5 * GIB
 HOST_BASE_BYTES = 0.45 * GIB
 #: Float32 arrays as large as a chunk of logits that exist at once: logits, those at the sampling temperature,
 #: probabilities, and their gradients; measured.
-LOGITS_COPIES = 4.5
+LOGITS_COPIES = 5.0
 #: What a step takes beyond its tensors, because freed memory is not reused to the last byte; measured on a CPU (glibc),
 #: a guess for CUDA's caching allocator.
 FRAGMENTATION = {"cpu": 1.25, "cuda": 1.1}
