@@ -149,6 +149,13 @@ def _import_quietly() -> None:
         import megatron.core.optimizer
         import megatron.core.pipeline_parallel  # noqa: F401
         import megatron.core.tensor_parallel.random as random
+        import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
 
         random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
         random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+        # Of what is moved to the host, sizes are wanted as arrays; what is there already stays a tensor otherwise.
+        token_dispatcher.maybe_move_tensor_to_cpu = _on_host
+
+
+def _on_host(value: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return value.numpy() if as_numpy and isinstance(value, torch.Tensor) else value
