@@ -134,20 +134,20 @@ class Objective:
     def _effective(self, inputs: LossInputs, reads: frozenset[str]) -> Effective:
         """From what the loss was given and has read: a coefficient that it left alone has no effect and says so."""
         estimator = self.coefficients.estimator
+        advised = "advantages_N" in reads and inputs.advantages_N is not None
         # Teacher terms stand in where a custom loss has no other advantages.
-        taught = "advantages_N" in reads and inputs.advantages_N is not None and inputs.teacher_logprobs_N is not None
-        combined = "advantages_N" in reads and estimator == "combine"
+        taught = advised and (estimator != "grpo" or (self.loss.custom and inputs.teacher_logprobs_N is not None))
+        combined = advised and estimator == "combine"
         corrected = "tis_weights_N" in reads and self.correction.kind != "off"
         masked = corrected and self.correction.kind == "mask"
         kl = inputs.reference_tempered_N is not None
-        bounded = "advantage_clip" in reads or (taught and (estimator != "grpo" or self.loss.custom))
         return {
             "loss": self.loss.source,
             "estimator": estimator,
-            "advantage_clip": inputs.advantage_clip if bounded else None,
+            "advantage_clip": inputs.advantage_clip if taught or "advantage_clip" in reads else None,
             "w_rl": self.coefficients.w_rl if combined else None,
             "w_opd": self.coefficients.w_opd if combined else None,
-            "group_size": self.group_size if "advantages_N" in reads and self.group_size > 1 else None,
+            "group_size": self.group_size if advised and self.group_size > 1 else None,
             "clip_low": inputs.clip_low if "clip_low" in reads else None,
             "clip_high": inputs.clip_high if "clip_high" in reads else None,
             "is_correction": self.correction.kind if corrected else "off",
