@@ -139,3 +139,17 @@ def test_unseen_are_answers_not_captured_and_captures_not_read() -> None:
     snapshot = funnel.Snapshot(steps={"captured": 8}, streams={"captures": StreamCounts(5, 3)})
     assert num_unseen(snapshot, 10) == 2 + 2
     assert num_unseen(snapshot, 7) == 2
+
+
+async def test_a_round_whose_weights_are_held_back_ends_and_says_why() -> None:
+    broker = MemoryBroker()
+    await broker.set_weights(WeightsState(current=1, updating=None))
+
+    class Gated(FakeUser):
+        async def converse_all(self, questions: list[Question]) -> list[Answer]:
+            await broker.set_status("trainer", {"alarm": "step 1 is held back: entropy"})
+            return [Answer(question.prompt, question.topic, "x", "stop") for question in questions]
+
+    session, _ = rounds(broker, Gated(broker))
+    assert await session.step() == 1
+    assert session.held == ["step 1 is held back: entropy"]

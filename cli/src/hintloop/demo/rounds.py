@@ -45,6 +45,8 @@ class Rounds:
         self.step_timeout_s = step_timeout_s
         self.on_snapshot = on_snapshot
         self.answers: list[list[Answer]] = []
+        self.held: list[str] = []
+        """What the release gate said of rounds whose weights it held back."""
         self._questions = self._endless(questions)
 
     def _endless(self, questions: Sequence[Question]) -> Iterator[Question]:
@@ -58,7 +60,7 @@ class Rounds:
         self.answers[-1].extend(answers)
 
     async def step(self) -> int:
-        """One round, until new weights are in force; their version.
+        """One round, until new weights are in force, or were held back by the release gate; the version in force.
 
         Raises:
             DemoError: no new weights within the time for one step.
@@ -71,6 +73,9 @@ class Rounds:
         while True:
             now = await self.look()
             if now.weights.updating is None and now.weights.current not in (None, before.weights.current):
+                break
+            if now.weights.current is not None and (alarm := new_alarm(before, now)):
+                self.held.append(alarm)
                 break
             if time.monotonic() > deadline:
                 raise DemoError(
@@ -110,6 +115,12 @@ class Rounds:
         snapshot = await funnel.take(self.broker)
         self.on_snapshot(snapshot)
         return snapshot
+
+
+def new_alarm(before: funnel.Snapshot, now: funnel.Snapshot) -> str:
+    """What the release gate said of weights that it held back since; empty when it held none back."""
+    alarm = now.trainer.get("alarm", "")
+    return alarm if alarm != before.trainer.get("alarm", "") else ""
 
 
 def waiting(snapshot: funnel.Snapshot) -> int:

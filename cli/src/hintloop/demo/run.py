@@ -112,8 +112,12 @@ class Demo:
         try:
             for step in range(1, self.options.steps + 1):
                 self.view.step, self.view.phase = step, "talking and learning"
+                held = len(self.rounds.held)
                 version_after = await self.rounds.step()
-                await self._tell(step, version_after)
+                if len(self.rounds.held) > held:
+                    self.display.line(f"step {step}/{self.options.steps}: {self.rounds.held[-1]}")
+                else:
+                    await self._tell(step, version_after)
         except DemoError as error:
             raise DemoError(f"{error}\n{await self._what_was_seen()}") from error
         after = await self._evaluate("after", held_out)
