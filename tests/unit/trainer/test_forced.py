@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,10 @@ def test_a_checkpoint_holds_the_moving_average(
     state = TrainerState(
         step=1, run="r", lineage=Lineage(), trained_turn_ids=[], num_trained=4, model_path="m", dtype=dtype
     )
-    path = CheckpointStore(tmp_path / "checkpoints", learner, 1).save(state)
+    store = CheckpointStore(tmp_path / "checkpoints", learner, 1)
+    store.begin(state, None)
+    while (path := store.finish()) is None:
+        time.sleep(0.05)
     fresh, _, _ = make_learner(directory, layout, prm=prm, model={"dtype": dtype})
     CheckpointStore(tmp_path / "checkpoints", fresh, 1).load(path)
     assert learner.own_teacher is not None and fresh.own_teacher is not None
