@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample
 from hintloop_trainer.checkpoints import CheckpointStore, TrainerState
@@ -26,12 +27,33 @@ from megatron.core import parallel_state
 PROBE = [3, 1, 4, 1, 5, 9]
 
 
-def settings(folder: Path) -> Config:
+#: Sizes and keys by the name of the layout, by the number of processes; the last one's checkpoint is gone on from.
+LAYOUTS: dict[int, dict[str, tuple[int, int, dict[str, bool]]]] = {
+    2: {
+        "data": (1, 1, {}),
+        "optimizer": (1, 1, {"use_distributed_optimizer": True}),
+        "tensor": (2, 1, {}),
+        "sequence": (2, 1, {"sequence_parallel": True}),
+        "pipeline": (1, 2, {}),
+    },
+    4: {"both": (2, 2, {})},
+}
+
+
+def settings(folder: Path, tensor: int, pipeline: int, keys: dict[str, bool]) -> Config:
     return Config.model_validate(
         {
             "model": {"student_model_path": str(folder / "student"), "dtype": "float32"},
             "rollout": {"rollout_batch_size": 8},
-            "training": {"train_batch_size": 4, "micro_batch_size": 2, "learning_rate": 1e-3, "grad_clip": 0.5},
+            "training": {
+                "train_batch_size": 4,
+                "micro_batch_size": 2,
+                "learning_rate": 1e-3,
+                "grad_clip": 0.5,
+                "tensor_model_parallel_size": tensor,
+                "pipeline_model_parallel_size": pipeline,
+                **keys,
+            },
             "lora": {"enabled": True, "rank": 4, "alpha": 16},
         }
     )
@@ -58,10 +80,10 @@ def save(store: CheckpointStore) -> Path:
     return path
 
 
-def run(folder: Path, samples: list[bytes], layout: parallel.Layout, load: Path | None) -> tuple[dict[str, Any], Path]:
-    config = settings(folder)
-    sizes = f"{layout.dp_size}-{layout.tp_size}-{layout.pp_size}"
-    name = sizes if load is None else f"{sizes}-on"
+def run(
+    folder: Path, samples: list[bytes], name: str, config: Config, load: Path | None
+) -> tuple[dict[str, Any], Path]:
+    layout = parallel.layout(sequence_parallel=config.training.sequence_parallel)
     learner = Learner(config, objective_from(config, load_loss(None, [])), layout)
     store = CheckpointStore(folder / f"checkpoints-{name}", learner, 1)
     if load is not None:
@@ -73,20 +95,21 @@ def run(folder: Path, samples: list[bytes], layout: parallel.Layout, load: Path 
     return found, save(store)
 
 
+def read_samples(job: Path) -> list[bytes]:
+    return [msgspec.msgpack.encode(sample) for sample in msgspec.msgpack.decode(job.read_bytes(), type=list[Sample])]
+
+
 def main(job: Path) -> None:
-    samples = [msgspec.msgpack.encode(s) for s in msgspec.msgpack.decode(job.read_bytes(), type=list[Sample])]
-    layout = parallel.start(1, 1, seed=1, timeout_s=120)
-    world = layout.world_size
-    sizes = [(1, 1), (2, 1), (1, 2)] if world == 2 else [(world // 2, 2)] if world > 2 else [(1, 1)]
+    samples = read_samples(job)
+    world = parallel.start(1, 1, seed=1, timeout_s=120).world_size
+    layouts = {**LAYOUTS[world], "on": next(iter(LAYOUTS[world].values()))}
     results, saved = {}, None
-    for tensor, pipeline in [*sizes, sizes[0]]:
+    for name, (tensor, pipeline, keys) in layouts.items():
         parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(tensor, pipeline)
-        going_on = f"{tensor}x{pipeline}" in results
-        found, path = run(job.parent, samples, parallel.layout(), saved if going_on else None)
-        results["on" if going_on else f"{tensor}x{pipeline}"] = found
-        saved = path
-    if layout.rank == 0:
+        config = settings(job.parent, tensor, pipeline, keys)
+        results[name], saved = run(job.parent, samples, name, config, saved if name == "on" else None)
+    if dist.get_rank() == 0:
         print("RESULT " + json.dumps(results))
     parallel.stop()
 
