@@ -4,10 +4,10 @@ Counted are the tensors that autograd saves, each once (:func:`torch.autograd.gr
 and the tests compare). With H hidden size, Q and G query and key-value heads of size D, F the width of the feed-forward
 part, b bytes of the dtype, per token and layer, in elements of the dtype::
 
-    two norms      each input, normalised and output: 6 H; under bfloat16 the first two are float32: 10 H
+    two norms      each input and output: 4 H; under bfloat16 input and normalised in float32, and output: 10 H
     attention      q, k, v and what it gives: (4 Q + 3 G) D in packed rows, (3 Q + 3 G) D in padded ones; one float32
                    for each head
-    norms of q, k  (Qwen3) (2 Q + G) D; under bfloat16 4 (Q + G) D
+    norms of q, k  (Qwen3) Q D; under bfloat16 4 (Q + G) D
     feed-forward   gate and up, and their product: 3 F; with experts 6 F + H for each of a token's
     rotary         4 D for every position of a row
 
@@ -37,7 +37,7 @@ def _sequence_ranks(plan: Plan) -> int:
 
 
 def _hidden_elements(plan: Plan) -> float:
-    per_norm = 2.0 if plan.fused else (3.0 if plan.dtype_bytes == 4 else 5.0)
+    per_norm = 2.0 if plan.fused or plan.dtype_bytes == 4 else 5.0
     return 2 * per_norm * plan.arch.hidden_size
 
 
@@ -48,7 +48,7 @@ def _inner_elements(plan: Plan) -> float:
     if not plan.fused:
         attention = (4.0 if plan.config.training.packing else 3.0) * queries + 3.0 * groups
     if arch.family.startswith("qwen3"):
-        attention += 2.0 * queries + groups if plan.dtype_bytes == 4 else 4.0 * (queries + groups)
+        attention += queries if plan.dtype_bytes == 4 else 4.0 * (queries + groups)
     if arch.mixture is None:
         return attention + 3.0 * arch.ffn_size
     each = (4.0 if plan.fused else 6.0) * arch.mixture.ffn_size + arch.hidden_size
