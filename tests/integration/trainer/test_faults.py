@@ -326,7 +326,8 @@ def test_what_redis_lost_and_is_sent_again_is_not_trained_again(
     monkeypatch.setattr(SampleSource, "trained", lose)
     watching = bench.background.submit(end_when_empty())
     with capture_logs() as logs:
-        progress, _ = bench.train(bench.config(training={"save_interval": 1}, redis={"claim_idle_ms": 1000}), stop=stop)
+        config = bench.config(training={"save_interval": 1, "max_steps": 9}, redis={"claim_idle_ms": 1000})
+        progress, _ = bench.train(config, stop=stop)
     watching.result()
     assert (progress.step, progress.num_trained) == (2, 4)
     assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(4)]
