@@ -240,7 +240,7 @@ class Broker(Protocol):
         """The oldest request that is not settled, with its id."""
         ...
 
-    async def accept_control(self, request_id: str) -> bool:
+    async def accept_control(self, request_id: str, detail: str = "") -> bool:
         """Say that it is being carried out; false when it was withdrawn."""
         ...
 

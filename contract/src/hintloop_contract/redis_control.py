@@ -55,9 +55,9 @@ class RedisControl:
         return None
 
     @available
-    async def accept_control(self, request_id: str) -> bool:
+    async def accept_control(self, request_id: str, detail: str = "") -> bool:
         """Say that it is being carried out; false when it was withdrawn."""
-        outcome = msgspec.msgpack.encode(ControlOutcome(state=ControlState.ACCEPTED))
+        outcome = msgspec.msgpack.encode(ControlOutcome(state=ControlState.ACCEPTED, detail=detail))
         keys = [self.keys.control, self.keys.control_outcome(request_id)]
         return bool(await self.client.eval(ACCEPT, 2, *keys, request_id, outcome, OUTCOME_TTL_S))
 

@@ -113,7 +113,7 @@ def test_what_is_held_back_serves_nobody_and_training_goes_on(bench: Bench, make
     assert run(bench, bench.broker.weights()) == WeightsState(current=3, updating=None)
     assert [released.version for released in progress.lineage.versions] == [1, 3]
     assert not (bench.folder / "weights" / "2").exists()
-    assert run(bench, bench.broker.version_notes(2))["held"] == "1"
+    assert run(bench, bench.broker.version_notes(2))["held"].startswith("step 1 is held back: answer_rate 0.000")
     assert run(bench, bench.broker.version_notes(3))["parent"] == "1"
     held, passed = metrics(bench)
     assert (held["version"], held["gate_held"], held["gate_holds"], held["gate_base_nll"]) == (1, 1, 1, 9.0)
@@ -292,6 +292,15 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(trained: Bench) -> N
     assert "no command 'dance'" in found[2].detail
     assert progress.step == 3
     assert run(trained, trained.broker.paused()) is None
+
+
+def test_a_request_that_ends_the_trainer_again_and_again_is_refused(trained: Bench) -> None:
+    asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=2))
+    assert run(trained, trained.broker.accept_control(asked, "3"))
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
+    assert outcome(trained, asked).state == "refused"
+    assert "ended over it 3 times" in outcome(trained, asked).detail
+    assert progress.step == 3
 
 
 def test_a_rollback_asked_for_within_a_collection_gives_the_rest_back(bench: Bench, make_sample: MakeSample) -> None:

@@ -152,3 +152,29 @@ def test_a_second_name_of_a_serving_engine_is_found_out(tmp_path: Path) -> None:
 def test_no_gate_where_none_is_wanted(tmp_path: Path) -> None:
     config = Config.model_validate({"model": {"student_model_path": str(tmp_path)}, "gate": {"enabled": False}})
     assert gate_from(config, CONTROLS["vllm"]) is None
+
+
+def test_keys_arrive_where_probes_are_answered(tmp_path: Path) -> None:
+    (tmp_path / "probes.jsonl").write_text("\n".join('{"prompt_ids": [1, 2]}' for _ in range(5)))
+    keys = {
+        "temperature": 0.25,
+        "max_new_tokens": 7,
+        "seed": 11,
+        "batch_size": 3,
+        "device": "cpu",
+        "timeout_s": 9.0,
+        "probe_file": tmp_path / "probes.jsonl",
+    }
+    model = {"student_model_path": str(tmp_path), "dtype": "float32"}
+    gate = gate_from(Config.model_validate({"model": model, "gate": keys}), CONTROLS["vllm"])
+    assert gate is not None
+    process: Any = gate._answerer
+    assert process._timeout_s == 9.0
+    asked = process._setup
+    assert (asked.temperature, asked.max_new_tokens, asked.seed) == (0.25, 7, 11)
+    assert (asked.batch_size, asked.device, asked.dtype) == (3, "cpu", "float32")
+    assert [prompt.prompt_ids for prompt in asked.prompts] == [(1, 2)] * 5
+    rollout = {"temperature": 0.6}
+    plain: Any = gate_from(Config.model_validate({"model": model, "rollout": rollout}), CONTROLS["vllm"])
+    assert plain._answerer._setup.temperature == 0.6
+    assert len(plain._answerer._setup.prompts) == 24

@@ -30,6 +30,8 @@ from hintloop_trainer.publish_part import PublishPart
 from hintloop_trainer.save_part import SavePart
 from hintloop_trainer.waiting import Waiting
 
+#: Times that a trainer may end over a request before it is refused; the next restart would go the same way.
+ATTEMPTS = 3
 #: How often a paused trainer looks for requests.
 PAUSE_LOOK_S = 1.0
 
@@ -94,11 +96,13 @@ class ControlPart:
         published = False
         while (found := self._next()) is not None:
             request_id, request = found
-            accept = partial(self._deps.broker.accept_control, request_id)
-            if not self._waiting.insist("accepting a request", accept):
+            begun = self._waiting.insist("accepting a request", partial(self._accept, request_id))
+            if begun is None:
                 continue
-            self._log.info("request", id=request_id, command=request.command, version=request.version)
+            self._log.info("request", id=request_id, command=request.command, version=request.version, attempt=begun)
             try:
+                if begun > ATTEMPTS:
+                    raise RefusedError(f"the trainer ended over it {ATTEMPTS} times; its log says why")
                 outcome = self._carry_out(request)
             except RefusedError as error:
                 self._log.warning("request refused", id=request_id, detail=str(error))
@@ -106,6 +110,13 @@ class ControlPart:
             published = published or outcome.version is not None
             self._settle(request_id, request, outcome)
         return published
+
+    async def _accept(self, request_id: str) -> int | None:
+        """Begin with a request: how many times that was done, this one included; ``None`` when it was withdrawn."""
+        broker = self._deps.broker
+        before = await broker.control_outcome(request_id)
+        number = 1 + (0 if before is None else int(before.detail or 0))
+        return number if await broker.accept_control(request_id, str(number)) else None
 
     def _settle(self, request_id: str, request: ControlRequest, outcome: ControlOutcome) -> None:
         deps, progress = self._deps, self._progress

@@ -27,6 +27,9 @@ from hintloop_trainer.report import Metrics
 from hintloop_trainer.tally import Moments
 from hintloop_trainer.waiting import Waiting
 
+#: Where an adapter's merged weights stand beside the versions while they are looked at.
+CANDIDATE = ".candidate"
+
 
 @dataclass(slots=True)
 class _Mark:
@@ -93,7 +96,7 @@ class GatePart:
         started = time.perf_counter()
         whole = candidate
         if self._deps.config.lora.as_adapter:
-            directory = candidate.directory.with_name(f".candidate-{candidate.version}")
+            directory = candidate.directory.with_name(CANDIDATE)
             shutil.rmtree(directory, ignore_errors=True)
             self._deps.ranks.call("export_whole", directory)
             whole = replace(candidate, directory=directory)

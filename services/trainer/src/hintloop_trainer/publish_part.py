@@ -69,7 +69,8 @@ class PublishPart:
         }
         release = Release(version, directory, deps.probe_ids, scores)
         if judged and not self._gate.admits(release):
-            insist("describing a version", lambda: deps.broker.describe_version(version, {**fields, "held": "1"}))
+            held = {**fields, "held": progress.alarm}
+            insist("describing a version", lambda: deps.broker.describe_version(version, held))
             self._gate.discard(directory)
             return seconds
         started = time.perf_counter()
