@@ -38,7 +38,8 @@ class _Norm(torch.autograd.Function):
         size = x.shape[-1]
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(size).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
+        normal: torch.Tensor = x * scale
+        return normal.mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
