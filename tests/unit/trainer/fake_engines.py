@@ -59,7 +59,8 @@ class FakeEngine:
         self.calls.append(request.path)
         failure = self.fail.get(request.path)
         if failure is None:
-            return await handler(request)
+            answer: web.StreamResponse = await handler(request)
+            return answer
         # A response can be sent once only.
         return web.Response(status=failure.status, body=failure.body, content_type=failure.content_type)
 
