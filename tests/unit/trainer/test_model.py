@@ -165,6 +165,7 @@ def test_layouts_that_do_not_fit_are_refused(
         ("qwen3_moe", {"ep_size": 3}, "expert_model_parallel_size 3 does not divide the student's 4 expert"),
         ("qwen3", {"ep_size": 2}, r"expert_model_parallel_size 2 does not divide the student's 1 expert"),
         ("qwen3_moe", {"tp": 2}, "set training.sequence_parallel = true"),
+        ("qwen3_moe", {"tp": 2, "sequence_parallel": True}, "set training.expert_model_parallel_size = 2"),
         ("qwen3", {"cp_size": 2}, "context_parallel_size 2 needs the attention of Transformer Engine"),
     ],
 )

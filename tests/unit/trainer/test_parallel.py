@@ -16,7 +16,8 @@ TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "1
         ((6, 2, 2), "pipeline_model_parallel_size 2 .* multiple of 4"),
         ((4, 2, 1, 4), "context_parallel_size 4; .* multiple of 8"),
         ((2, 1, 2, 1, 2), "expert_model_parallel_size 2 does not divide the 1 .* multiple of 4"),
-        ((3, 1, 1, 1, 2), "expert_model_parallel_size 2 does not divide the 3"),
+        ((3, 1, 1, 1, 2), "expert_model_parallel_size 2 does not divide the 3 .* multiple of 2"),
+        ((6, 2, 1, 1, 4), "expert_model_parallel_size 4 does not divide the 6 .* multiple of 4"),
     ],
 )
 def test_sizes_that_do_not_divide_the_processes_are_refused(sizes: tuple[int, ...], said: str) -> None:
@@ -24,7 +25,7 @@ def test_sizes_that_do_not_divide_the_processes_are_refused(sizes: tuple[int, ..
         parallel.check_sizes(*sizes)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (8, 2, 2), (8, 2, 1, 2, 2), (4, 1, 1, 1, 4)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (8, 2, 2), (8, 2, 1, 2, 2), (4, 1, 1, 1, 4), (2, 2, 1, 1, 2)])
 def test_sizes_that_fit_are_taken(sizes: tuple[int, ...]) -> None:
     parallel.check_sizes(*sizes)
 

@@ -157,12 +157,13 @@ def _refuse_unsupported(config: PretrainedConfig) -> None:
 def check_layout(arch: Architecture, layout: Layout) -> None:
     """Refuse a layout that cannot split this model evenly, or that its layers here cannot do."""
     tp = "tensor_model_parallel_size", layout.tp_size
-    ffn = ("moe_intermediate_size", arch.mixture.ffn_size) if arch.mixture else ("intermediate_size", arch.ffn_size)
+    # An expert is whole on its rank.
+    ffn_size = 0 if arch.mixture else arch.ffn_size
     experts = arch.mixture.num_experts if arch.mixture else 1
     for (key, value), size, of_what in (
         (tp, arch.num_heads, f"{arch.num_heads} attention heads"),
         (tp, arch.num_kv_groups, f"{arch.num_kv_groups} key-value groups"),
-        (tp, ffn[1], f"{ffn[0]} {ffn[1]}"),
+        (tp, ffn_size, f"intermediate_size {ffn_size}"),
         (("pipeline_model_parallel_size", layout.pp_size), arch.num_layers, f"{arch.num_layers} layers"),
         (("expert_model_parallel_size", layout.ep_size), experts, f"{experts} expert(s)"),
     ):
@@ -172,6 +173,11 @@ def check_layout(arch: Architecture, layout: Layout) -> None:
         raise ModelError(
             f"training.tensor_model_parallel_size {layout.tp_size} of a mixture of experts needs the sequence divided "
             "as well; set training.sequence_parallel = true"
+        )
+    if arch.mixture and layout.tp_size > 1 and layout.ep_size == 1:
+        raise ModelError(
+            f"training.tensor_model_parallel_size {layout.tp_size} divides a mixture by expert; set "
+            f"training.expert_model_parallel_size = {layout.tp_size}, or more"
         )
     if layout.cp_size > 1 and not uses_transformer_engine():
         raise ModelError(
@@ -215,6 +221,7 @@ def transformer_config(
         pipeline_model_parallel_size=layout.pp_size,
         context_parallel_size=layout.cp_size,
         expert_model_parallel_size=layout.ep_size,
+        expert_tensor_parallel_size=1,
         sequence_parallel=layout.sequence_parallel,
         recompute_granularity=keys.recompute_granularity,
         recompute_method=keys.recompute_method,

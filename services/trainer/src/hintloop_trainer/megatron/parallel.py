@@ -22,8 +22,8 @@ from hintloop_trainer.megatron import cpu
 class Layout:
     """Where this process stands: ranks and sizes of its groups.
 
-    Context-parallel ranks share the positions of one data-parallel share's sequences; expert-parallel ranks are
-    data-parallel ones that share the experts of a mixture.
+    Context-parallel ranks share the positions of one data-parallel share's sequences; expert-parallel ranks, of
+    whatever tensor, context or data group, share the experts of a mixture.
     """
 
     rank: int
@@ -106,11 +106,11 @@ def check_sizes(world: int, tensor: int, pipeline: int, context: int = 1, expert
             f"pipeline_model_parallel_size {pipeline} x context_parallel_size {context}; start torchrun with a "
             f"multiple of {whole}"
         )
-    shares = world // (tensor * pipeline)
-    if shares % expert:
+    if (world // pipeline) % expert:
+        fitting = pipeline * math.lcm(tensor * context, expert)
         raise ModelError(
-            f"training.expert_model_parallel_size {expert} does not divide the {shares} data- and context-parallel "
-            f"rank(s) of {world} process(es); start torchrun with a multiple of {tensor * pipeline * expert}"
+            f"training.expert_model_parallel_size {expert} does not divide the {world // pipeline} rank(s) of each of "
+            f"{pipeline} pipeline stage(s); start torchrun with a multiple of {fitting}"
         )
 
 
@@ -176,6 +176,8 @@ def arrange(
         pipeline_model_parallel_size=pipeline,
         context_parallel_size=context,
         expert_model_parallel_size=expert,
+        # An expert is whole on its rank: small matrices, divided, would send more than they compute.
+        expert_tensor_parallel_size=1,
         distributed_timeout_minutes=math.ceil(timeout_s / 60),
     )
     torch.manual_seed(seed)

@@ -103,7 +103,7 @@ class Place:
     copy: bool = False
     """A second holder of the same tensor (a tied head on the last pipeline stage); not exported."""
     others: tuple[tuple[str, ...], ...] = ()
-    """Of an expert: the parts that each of the ranks which share the experts has at this place."""
+    """Of an expert, which is whole on its rank: the parts that each of the ranks which share the experts has here."""
 
 
 def places(model: torch.nn.Module, arch: Architecture, layout: Layout) -> Iterator[Place]:
@@ -271,7 +271,7 @@ def load(model: torch.nn.Module, arch: Architecture, layout: Layout, directory: 
     used: set[str] = set()
     for place in places(model, arch, layout):
         full = join([source.read(name) for name in place.parts], place.cut, arch)
-        piece = shard(full, place.cut, arch, layout.tp_rank, layout.tp_size)
+        piece = full if place.others else shard(full, place.cut, arch, layout.tp_rank, layout.tp_size)
         if piece.shape != place.parameter.shape:
             raise ModelError(
                 f"{', '.join(place.parts)}: the file gives shape {tuple(piece.shape)} for a parameter of "
@@ -297,7 +297,7 @@ def _mark(place: Place) -> None:
 def gather(place: Place, layout: Layout) -> torch.Tensor:
     """The full tensor of a parameter, on every tensor-parallel rank. Collective over that group."""
     piece = place.parameter.detach().contiguous()
-    if layout.tp_size == 1 or place.cut is Cut.NONE:
+    if layout.tp_size == 1 or place.cut is Cut.NONE or place.others:
         return piece
     shards = [torch.empty_like(piece) for _ in range(layout.tp_size)]
     dist.all_gather(shards, piece, group=parallel_state.get_tensor_model_parallel_group())
