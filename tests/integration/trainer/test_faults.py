@@ -19,6 +19,7 @@ from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Sample
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import SAMPLES
+from hintloop_contract.tensors import pack
 from hintloop_trainer import checkpoints, durable, samples, save_part
 from hintloop_trainer.admission import Admission
 from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError, WeightsError
@@ -112,6 +113,32 @@ def test_a_batch_without_a_finite_gradient_fails_and_training_goes_on(
     progress, _ = bench.train(config, stop=stop)
     assert (progress.step, progress.num_trained) == (num_epochs, 2)
     assert run(bench, bench.broker.funnel()).drops == {("train", "dead"): 2}
+    assert run(bench, bench.broker.counts(SAMPLES)).length == 0
+
+
+BAD_FOR_ONE_TEACHER = """
+from hintloop_trainer.losses.inputs import TokenLosses
+REQUIRES = {"teacher_logprobs"}
+def compute_loss(inputs):
+    losses = inputs.logprobs_N.clone()
+    bad = inputs.teacher_logprobs_N == -77.0
+    losses[bad] = (0 * inputs.logprobs_N[bad]).abs().sqrt()
+    return TokenLosses(losses)
+"""
+
+
+def test_of_a_batch_without_a_finite_gradient_only_the_sample_at_fault_fails(
+    bench: Bench, make_sample: MakeSample
+) -> None:
+    (bench.folder / "bad.py").write_text(BAD_FOR_ONE_TEACHER)
+    bench.feed([make_sample(0), make_sample(1, teacher_logprobs=pack([-77.0] * 4, "float32")), make_sample(2)])
+    config = bench.config(
+        training={"use_custom_loss": True, "custom_loss_path": "bad.py", "max_steps": 1}, redis={"max_attempts": 1}
+    )
+    progress, _ = bench.train(config)
+    assert (progress.step, progress.num_trained) == (1, 2)
+    assert trained_ids(bench) == ["turn-0000", "turn-0002"]
+    assert run(bench, bench.broker.funnel()).drops == {("train", "dead"): 1}
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
 
 

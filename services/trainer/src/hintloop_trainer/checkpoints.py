@@ -28,7 +28,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, is_main_replic
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from torch.distributed.checkpoint.api import CheckpointException
 
-from hintloop_trainer import durable, forced, generators
+from hintloop_trainer import blame, durable, forced, generators
 from hintloop_trainer.errors import CheckpointError
 from hintloop_trainer.forked_save import ForkedSave
 from hintloop_trainer.learner import Learner
@@ -313,6 +313,7 @@ class Resumable:
         self.choose = partial(forced.choose, learner)
         self.teach = partial(forced.teach, learner)
         self.step = learner.step
+        self.blame = partial(blame.culprits, learner)
         self.trace = learner.trace
         self.score = learner.score
         self.export = learner.export

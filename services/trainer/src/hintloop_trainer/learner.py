@@ -127,7 +127,7 @@ class Learner:
         the very micro-batches that are trained.
         """
         single = len(collection) == 1 and self.config.training.num_epochs == 1
-        self._plans = [self._plan(step) for step in collection]
+        self._plans = [self.plan(self.read(step)) for step in collection]
         if self.reference is not None:
             for plan in self._plans:
                 plan.batches = self.reference.beside(plan.batches)
@@ -135,10 +135,14 @@ class Learner:
             for plan in self._plans:
                 plan.old = self._score_before(plan.batches)
 
-    def _plan(self, encoded: list[bytes]) -> Planned:
+    def read(self, encoded: list[bytes]) -> list[Example]:
+        """The samples of one optimizer step."""
         decoder = msgspec.msgpack.Decoder(Sample)
         examples = [batching.read_example(decoder.decode(item), self.arch.vocab_size) for item in encoded]
-        examples = relative_scores(examples, self.objective.group_size)
+        return relative_scores(examples, self.objective.group_size)
+
+    def plan(self, examples: list[Example]) -> Planned:
+        """This rank's share of them in micro-batches."""
         mine = batching.share(examples, self.layout.dp_rank, self.layout.dp_size)
         batches = batching.divide(
             mine,
@@ -157,16 +161,8 @@ class Learner:
         """
         plan = self._plans[index]
         started = time.perf_counter()
-        with cpu.quietly():
-            self.replicated.zero_grad_buffer()
-            self.optimizer.zero_grad()
-        olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
-        outputs = self._run(list(zip(plan.batches, olds, strict=True)), self._forward_loss, forward_only=False)
-        tally, loss, traces, effective = self._sum_up(outputs)
-        if loss.count and not math.isfinite(loss.total):
-            raise TrainingError(f"the loss is {loss.total}; no step was made")
+        tally, loss, traces, effective = self.differentiate(plan)
         computed = time.perf_counter()
-        self._check_gradient()
         with cpu.quietly():
             grad_norm = self._optimize()
         if self.own_teacher is not None:
@@ -187,6 +183,25 @@ class Learner:
                 "grad_clip": self.config.training.grad_clip,
             },
         )
+
+    def differentiate(self, plan: Planned) -> tuple[Tally, Moments, list[TokenTrace], Effective]:
+        """Have a batch's gradient in the buffers; what :meth:`_sum_up` says of it.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite.
+            LossError: the loss does not do what is expected of it.
+        """
+        with cpu.quietly():
+            self.replicated.zero_grad_buffer()
+            self.optimizer.zero_grad()
+        olds: list[Old | None] = [*plan.old] if plan.old else [None] * len(plan.batches)
+        outputs = self._run(list(zip(plan.batches, olds, strict=True)), self._forward_loss, forward_only=False)
+        found = self._sum_up(outputs)
+        total = found[1].total
+        if found[1].count and not math.isfinite(total):
+            raise TrainingError(f"the loss is {total}; no step was made")
+        self._check_gradient()
+        return found
 
     def trace(self, wanted: bool) -> None:
         """Whether what the teacher says of every token is kept in the steps to come."""

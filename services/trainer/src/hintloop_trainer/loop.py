@@ -191,16 +191,22 @@ class TrainingLoop:
         self._deps.background.run(self._deps.source.put_back(rest))
 
     def _leave_out(self, batch: list[Held], error: TrainingError) -> None:
-        """No step can be made with ``batch``, and the weights are as they were: its samples fail, training goes on."""
-        self._log.error("step left out", detail=str(error), turns=[held.sample.turn_id for held in batch])
-        attempts = self._deps.config.redis.max_attempts
-        for held in batch:
-            if held not in self._progress.collection:
-                # A step of an earlier pass was made with it.
-                continue
-            fail = partial(self._deps.source.fail, held, str(error), attempts)
+        """No step can be made with ``batch``, and the weights are as they were: what is at fault fails.
+
+        Training goes on, and the other samples wait again. When none is at fault alone, all are.
+        """
+        deps, progress = self._deps, self._progress
+        # A step of an earlier pass was made with the others.
+        untrained = [held for held in batch if held in progress.collection]
+        encoder = msgspec.msgpack.Encoder()
+        places = deps.ranks.call("blame", [encoder.encode(held.sample) for held in untrained]) if untrained else []
+        failing = [untrained[place] for place in places] or untrained
+        self._log.error("step left out", detail=str(error), turns=[held.sample.turn_id for held in failing])
+        for held in failing:
+            fail = partial(deps.source.fail, held, str(error), deps.config.redis.max_attempts)
             self._waiting.insist("failing a sample", fail)
-            self._progress.collection.remove(held)
+        progress.collection = [held for held in progress.collection if held not in untrained]
+        deps.background.run(deps.source.put_back([held for held in untrained if held not in failing]))
 
     def _step(self, index: int, batch: list[Held], prepared_s: float, *, first_pass: bool) -> None:
         progress, deps = self._progress, self._deps
