@@ -30,6 +30,18 @@ from .test_launcher import fakes
 BATCH = 2
 SAVE_INTERVAL = 2
 PATIENCE_S = 120.0
+#: The moments of a run that no one interferes with.
+MOMENTS = (
+    Point.BEFORE_STEP,
+    Point.AFTER_STEP,
+    Point.EXPORTED,
+    Point.PUBLISHED,
+    Point.WRITING,
+    Point.BEFORE_RENAME,
+    Point.AFTER_RENAME,
+    Point.BEFORE_ACKNOWLEDGE,
+    Point.AFTER_ACKNOWLEDGE,
+)
 
 
 class Nursery:
@@ -250,7 +262,7 @@ async def test_a_long_run_killed_at_ten_random_moments_and_at_every_named_one(ma
     await undisturbed.live()
     killed: Run = await make_run("killed", 30)
     rng = random.Random(seed)
-    moments: list[Point | None] = [*(point for point in Point if point is not Point.RESTORED), *[None] * 10]
+    moments: list[Point | None] = [*MOMENTS, *[None] * 10]
     rng.shuffle(moments)
     for moment in moments:
         if moment is None:
