@@ -86,7 +86,8 @@ class Nursery:
     async def code(self) -> int:
         """How the trainer ended; negative for a signal."""
         assert self._ended is not None
-        return await self._ended
+        # A wait that is given up must not end the waiting for the process.
+        return await asyncio.shield(self._ended)
 
 
 @pytest.fixture
