@@ -58,7 +58,8 @@ def gate(bench: Bench, good: list[bool]) -> Gate:
 
 
 def weights(bench: Bench, version: int | str) -> dict[str, torch.Tensor]:
-    return load_file(bench.folder / "weights" / str(version) / "model.safetensors")
+    found: dict[str, torch.Tensor] = load_file(bench.folder / "weights" / str(version) / "model.safetensors")
+    return found
 
 
 def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:

@@ -65,7 +65,7 @@ def test_the_score_is_over_prompts_that_expect_something() -> None:
 
 def test_mean_and_its_error() -> None:
     # Deviations -1.5, -0.5, 0.5, 1.5: variance 5/3, over four values.
-    assert mean_and_error([1.0, 2.0, 3.0, 4.0]) == (2.5, pytest.approx(math.sqrt(5 / 3 / 4)))
+    assert mean_and_error([1.0, 2.0, 3.0, 4.0]) == pytest.approx((2.5, math.sqrt(5 / 3 / 4)))
     assert mean_and_error([3.0]) == (3.0, 0.0)
 
 
@@ -88,7 +88,9 @@ def test_each_margin_holds_back_what_is_past_it(candidate: dict[str, Any], key: 
     assert f"gate.{key}" in str(found)
     assert "version 3" in str(found)
     # And nothing else does: without that margin it passes.
-    assert failings(measured(**candidate), measured(), GateSection(**{key: None}), against="version 3") == []
+    assert (
+        failings(measured(**candidate), measured(), GateSection.model_validate({key: None}), against="version 3") == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_a_difference_within_its_noise_passes_however_large() -> None:
     noisy = measured(base_nll=[8.0] + [1.0] * 7)
     assert failings(noisy, measured(), GateSection(), against="version 3") == []
     (found,) = failings(noisy, measured(), GateSection(standard_errors=0.9), against="version 3")
-    assert (found.difference, found.standard_error) == (pytest.approx(0.875), pytest.approx(0.875))
+    assert (found.difference, found.standard_error) == pytest.approx((0.875, 0.875))
 
 
 def test_prompts_are_compared_each_with_itself() -> None:

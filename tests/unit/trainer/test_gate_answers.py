@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,19 +22,18 @@ PROMPTS = [[9, 9, 9, 5], [9, 9, 9, 6, 7, 8], [9, 9, 9, 10, 11]]
 
 
 @pytest.fixture
-def model(student: Callable[..., Path]) -> torch.nn.Module:
-    found: torch.nn.Module = AutoModelForCausalLM.from_pretrained(student("qwen3"), dtype=torch.float32)
-    return found.eval()
+def model(student: Callable[..., Path]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(student("qwen3"), dtype=torch.float32).eval()
 
 
-def logprobs_after(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> torch.Tensor:
+def logprobs_after(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """``[T, V]``: what the model says of every token of an answer, in one pass without a cache."""
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + answer])).logits[0]
+        logits: torch.Tensor = model(torch.tensor([prompt + answer])).logits[0]
     return logits[len(prompt) - 1 : len(prompt) + len(answer) - 1].log_softmax(-1)
 
 
-def test_greedy_answers_are_the_likeliest_tokens_with_their_entropies(model: torch.nn.Module) -> None:
+def test_greedy_answers_are_the_likeliest_tokens_with_their_entropies(model: Any) -> None:
     answers = generation.sample(model, PROMPTS, temperature=0.0, max_new_tokens=6, seed=0)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         logprobs = logprobs_after(model, prompt, answer.token_ids)
@@ -42,7 +42,7 @@ def test_greedy_answers_are_the_likeliest_tokens_with_their_entropies(model: tor
         assert answer.entropies == pytest.approx(entropies.tolist(), abs=1e-4)
 
 
-def test_sampled_answers_depend_on_the_seed_alone_and_not_on_who_has_ended(model: torch.nn.Module) -> None:
+def test_sampled_answers_depend_on_the_seed_alone_and_not_on_who_has_ended(model: Any) -> None:
     draw = generation.sample
     whole = draw(model, PROMPTS, temperature=1.0, max_new_tokens=8, seed=3)
     assert draw(model, PROMPTS, temperature=1.0, max_new_tokens=8, seed=3) == whole
@@ -67,9 +67,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("most", [2**27, 1])
-def test_likelihoods_are_those_of_a_plain_pass(
-    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_likelihoods_are_those_of_a_plain_pass(model: Any, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(generation, "MAX_LOGITS", most)
     answers = [[5, 6, 7, 2], [2], [8, 9]]
     read = generation.read_prompts(model, PROMPTS)
@@ -88,8 +86,8 @@ def test_prompts_of_which_one_begins_another_share_less() -> None:
     assert generation.common_prefix([[4, 2], [1, 2]]) == []
 
 
-def setup_of(directory: Path, **fields: object) -> Setup:
-    settings = {
+def setup_of(directory: Path, **fields: Any) -> Setup:
+    settings: dict[str, Any] = {
         "base": str(directory),
         "tokenizer": str(directory),
         "dtype": "float32",
