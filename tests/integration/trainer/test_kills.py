@@ -185,7 +185,8 @@ class Run:
         versions = [released.version for released in state.lineage.versions]
         assert versions == sorted(set(versions))
         assert str((await self.broker.weights()).current) == self.engine.version
-        return load_file(self.newest() / "hf" / "model.safetensors")
+        found: dict[str, torch.Tensor] = load_file(self.newest() / "hf" / "model.safetensors")
+        return found
 
 
 @pytest.fixture
