@@ -51,7 +51,7 @@ TWO = [
     # By tokens, one rank has more micro-batches than the other.
     Case("dp-uneven", BUDGET),
     Case("dp-distributed", {**DISTRIBUTED, "overlap_grad_reduce": True}, save=True),
-    Case("pp-recomputed", PP | FULL),
+    Case("pp-distributed", PP | DISTRIBUTED | FULL, save=True),
     Case("mixture-ep", EP, student="student-moe", forced=True, save=True),
     Case("tp-from-alone", TP, load="alone"),
     Case("dp-distributed-from-alone", DISTRIBUTED, load="alone-distributed"),
@@ -66,6 +66,7 @@ FOUR = [
 AGAIN = [
     Case("alone-from-dp", load="dp"),
     Case("alone-distributed-from-dp", DISTRIBUTED, load="dp-distributed"),
+    Case("alone-distributed-from-pp", DISTRIBUTED, load="pp-distributed"),
     Case("mixture-from-ep", student="student-moe", load="mixture-ep"),
 ]
 

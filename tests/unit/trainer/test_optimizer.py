@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hintloop_trainer.checkpoints import CheckpointStore, TrainerState
 from hintloop_trainer.learner import Learner
+from hintloop_trainer.lineage import Lineage
+from hintloop_trainer.megatron import optimizer
 from hintloop_trainer.megatron.parallel import Layout
 
 from .test_learner import SAMPLES, encoded, make_learner
@@ -104,3 +109,27 @@ def saved_bytes(learner: Learner) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         steps(learner, 1)
     return sum(seen.values())
+
+
+def test_what_stands_behind_a_padded_bucket_is_saved_as_it_is(
+    student: Callable[..., Path], layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients that are sent on their way early lie in several buckets, each with padding behind it."""
+    small = partial(optimizer.DistributedDataParallelConfig, bucket_size=1000)
+    monkeypatch.setattr(optimizer, "DistributedDataParallelConfig", small)
+    directory, training = student(), {"learning_rate": 1e-3, **DISTRIBUTED, "overlap_grad_reduce": True}
+    learner = make_learner(directory, layout, **training)
+    assert len(learner.replicated.buffers[0].buckets) > 3
+    steps(learner, 2)
+    store = CheckpointStore(tmp_path / "checkpoints", learner, 1)
+    state = TrainerState(
+        step=2, run="r", lineage=Lineage(), trained_turn_ids=[], num_trained=8, model_path="m", dtype="float32"
+    )
+    store.begin(state, None)
+    while (path := store.finish()) is None:
+        time.sleep(0.05)
+    fresh = make_learner(directory, layout, **training)
+    CheckpointStore(tmp_path / "checkpoints", fresh, 1).load(path)
+    assert torch.equal(main_weights(fresh), main_weights(learner))
+    assert steps(fresh, 2) == steps(learner, 2)
+    assert torch.equal(main_weights(fresh), main_weights(learner))

@@ -1,7 +1,7 @@
 """What Megatron's distributed optimizer needs around torch's AdamW to write and read checkpoints.
 
 Megatron expects Transformer Engine's or Apex's AdamW there, which count steps once. torch's counts them in a tensor
-beside each parameter's moments, which is no part of the sharded state. Nothing here is done with the other two.
+beside each parameter's moments, which is no part of the sharded state.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 def mend(optimizer: DistributedOptimizer) -> None:
     """Keep the count of steps out of what is sharded, and one for each parameter after loading."""
+    _keep_padding(optimizer)
     if distrib_optimizer.HAVE_APEX_OR_TE:
         return
     read, load = optimizer._get_main_param_and_optimizer_states, optimizer.load_state_dict
@@ -36,6 +37,18 @@ def mend(optimizer: DistributedOptimizer) -> None:
     optimizer._get_main_param_and_optimizer_states = tensors
     optimizer._set_main_param_and_optimizer_states = write
     optimizer.load_state_dict = load_counted
+
+
+def _keep_padding(optimizer: DistributedOptimizer) -> None:
+    """Have checkpoints put buckets together where they stand in their buffer.
+
+    Megatron leaves out the padding behind each bucket and then looks for parameters where they are with it, so what
+    follows a padded bucket would be saved from the wrong place, and the last parameter as zeros.
+    """
+    for buffer in optimizer.buffers:
+        buffer.numel_unpadded = buffer.numel
+        for bucket in buffer.buckets:
+            bucket.numel_unpadded = bucket.grad_data.numel()
 
 
 def allocate(optimizer: DistributedOptimizer) -> None:
