@@ -211,18 +211,18 @@ async def test_a_judges_engine_that_does_not_answer(tmp_path: Path, status: int 
         await runner.cleanup()
 
 
-def student(directory: Path, layers: int) -> str:
-    config = {"model_type": "llama", "num_hidden_layers": layers, "hidden_size": 4096, "intermediate_size": 11008}
-    sizes = {"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "hidden_act": "silu"}
+def student(directory: Path, *, layers: int, hidden: int) -> str:
+    config = {"model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": hidden}
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "hidden_act": "silu"}
     (directory / "config.json").write_text(json.dumps(config | sizes))
     return f"[model]\nstudent_model_path = '{directory}'\nmax_seq_len = 128"
 
 
 async def test_training_setup(tmp_path: Path) -> None:
-    found = await findings_of(training.check_setup, tmp_path, student(tmp_path, layers=1))
+    found = await findings_of(training.check_setup, tmp_path, student(tmp_path, layers=1, hidden=64))
     assert [finding.check for finding in found] == ["loss", "model", "memory"]
     assert causes(found) == [("ok", None)] * 3
-    found = await findings_of(training.check_setup, tmp_path, student(tmp_path, layers=2000))
+    found = await findings_of(training.check_setup, tmp_path, student(tmp_path, layers=2000, hidden=4096))
     assert causes(found)[2] == ("warn", Cause.MEMORY_SHORT)
     assert found[2].rows[0]["saves, GiB"] >= found[2].rows[-1]["saves, GiB"] > 0
 

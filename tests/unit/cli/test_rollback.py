@@ -61,9 +61,7 @@ def test_a_refusal_is_an_error_with_its_reason() -> None:
 
 def test_without_a_trainer_the_request_is_withdrawn() -> None:
     async def work(broker: MemoryBroker) -> None:
-        with pytest.raises(
-            NoAnswerError, match="no trainer took the request within 0 s .none ever ran.*withdrawn"
-        ):
+        with pytest.raises(NoAnswerError, match="no trainer took the request within 0 s .none ever ran.*withdrawn"):
             await ask_trainer(broker, ROLLBACK, timeout_s=0.3)
         assert await broker.next_control() is None
         await broker.set_status("trainer", {"phase": "stopped"})

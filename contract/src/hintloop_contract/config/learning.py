@@ -75,7 +75,7 @@ class TrainingSection(LayoutKeys, LossKeys):
 
     @property
     def most_unacknowledged(self) -> int:
-        """Most samples that are trained and not acknowledged: those of the checkpoint being written, and of the next."""
+        """Most samples trained and not acknowledged: those of the checkpoint being written, and of the next."""
         return self.save_interval * self.train_batch_size * (2 if self.async_save else 1)
 
     @model_validator(mode="after")

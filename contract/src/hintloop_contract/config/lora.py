@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,7 +11,7 @@ from hintloop_contract.config.section import PositiveFloat, Section
 
 #: Linear layers that adapters can stand beside, by their Hugging Face names, in the order of a layer.
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-ALL_LINEAR = "all-linear"
+ALL_LINEAR: Final = "all-linear"
 #: The highest rank that both engines serve.
 MAX_RANK = 512
 

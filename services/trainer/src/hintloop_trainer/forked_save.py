@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import signal
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,8 @@ class Results:
         """Make the memory that both processes see."""
         self._descriptor = os.memfd_create("checkpoint")
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+        # At the interpreter's end as well, when this module's names may be gone before its objects.
+        weakref.finalize(self, os.close, self._descriptor)
 
     def put(self, found: Any) -> None:
         """Leave ``found`` for the trainer."""

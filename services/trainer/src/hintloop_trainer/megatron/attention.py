@@ -66,7 +66,7 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is None:
             return self._attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)).transpose(0, 1)
-        parts = zip(*(item.split(packed_seq_params.lengths) for item in (query, key, value)), strict=True)
+        parts = zip(*(torch.split(item, list(packed_seq_params.lengths)) for item in (query, key, value)), strict=True)
         return torch.cat([self._attend(q[None], k[None], v[None])[0] for q, k, v in parts])
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
