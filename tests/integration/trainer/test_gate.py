@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -326,6 +327,106 @@ def test_a_rollback_asked_for_within_a_collection_gives_the_rest_back(bench: Ben
     assert (samples_left(bench), drops(bench)) == (4, {})
     assert same(weights(bench, 1), weights(bench, 3))
     assert Path(bench.folder / "weights" / "current").resolve().name == "3"
+
+
+def test_what_a_version_without_a_checkpoint_holds_is_not_trained_again(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(6)])
+    asked: list[str] = []
+
+    def ask_after_two_steps(point: Point) -> None:
+        if point == Point.PUBLISHED and not asked and run(bench, bench.broker.weights()).current == 3:
+            asked.append(ask(bench, ControlRequest(command=Command.ROLLBACK, version=2)))
+
+    async def done() -> bool:
+        return bool(asked) and await settled(bench, asked[0])()
+
+    config = bench.config(training={"max_steps": 9}, publishing={"keep_versions": 20})
+    progress, _ = bench.train(config, reached=ask_after_two_steps, stop=stop_when(bench, done))
+    assert (progress.step, progress.num_trained) == (1, 2)
+    state = checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1])
+    # Both samples of step 1 are in version 2; those of step 2 and the last two may be trained.
+    assert (state.step, state.trained_turn_ids) == (1, ["turn-0000", "turn-0001"])
+    assert (samples_left(bench), drops(bench)) == (4, {})
+
+
+def test_nor_is_it_after_a_death_that_left_no_checkpoint(bench: Bench, make_sample: MakeSample) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(point: Point) -> None:
+        if point == Point.PUBLISHED and run(bench, bench.broker.weights()).current == 3:
+            raise Died
+
+    bench.feed([make_sample(turn) for turn in range(6)])
+    config = bench.config(training={"max_steps": 9}, publishing={"keep_versions": 20}, redis={"claim_idle_ms": 1000})
+    with pytest.raises(Died):
+        bench.train(config, reached=die)
+    assert checkpoints.complete(bench.folder / "checkpoints") == []
+    asked = ask(bench, ControlRequest(command=Command.ROLLBACK, version=2))
+    resumed: list[str] = []
+
+    async def back() -> bool:
+        if not resumed and await settled(bench, asked)():
+            resumed.append(await bench.broker.ask_control(ControlRequest(command=Command.RESUME)))
+        return (await bench.broker.get_status("trainer")).get("trained") == "6"
+
+    progress, _ = bench.train(config, stop=stop_when(bench, back))
+    assert (progress.step, progress.num_trained) == (3, 6)
+    state = checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1])
+    assert state.trained_turn_ids == [f"turn-{turn:04d}" for turn in range(6)]
+    assert (samples_left(bench), drops(bench)) == (0, {})
+
+
+def test_the_state_a_restart_began_with_has_its_optimizer(trained: Bench, make_sample: MakeSample) -> None:
+    trained.feed([make_sample(turn, version_oldest=4, version_newest=4) for turn in (6, 7)])
+    asked: list[str] = []
+
+    def ask_after_a_step(point: Point) -> None:
+        if point == Point.PUBLISHED and not asked and run(trained, trained.broker.weights()).current == 6:
+            asked.append(ask(trained, ControlRequest(command=Command.ROLLBACK, version=5)))
+
+    async def done() -> bool:
+        return bool(asked) and await settled(trained, asked[0])()
+
+    config = rollback_config(trained, max_steps=9)
+    progress, _ = trained.train(config, reached=ask_after_a_step, stop=stop_when(trained, done))
+    # Version 5 is the state of version 4, which the last checkpoint before the restart is of.
+    assert "weights and optimizer" in outcome(trained, asked[0]).detail
+    assert [released.version for released in progress.lineage.versions] == [1, 2, 3, 4, 5, 7]
+    assert same(weights(trained, 4), weights(trained, 7))
+
+
+def test_a_version_that_redis_forgot_is_not_gone_back_to(trained: Bench) -> None:
+    # Its step is not known, and whatever it was taken for, samples would be let in or dropped by it.
+    shutil.copytree(trained.folder / "weights" / "2", trained.folder / "weights" / "50")
+    asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=50))
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
+    assert (outcome(trained, asked).state, progress.step) == ("refused", 3)
+    assert "which step version 50 is" in outcome(trained, asked).detail
+
+
+def test_weights_held_back_after_a_rollback_are_not_saved(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(8)])
+    asked: list[str] = []
+
+    def ask_after_two_steps(point: Point) -> None:
+        if point == Point.PUBLISHED and not asked and run(bench, bench.broker.weights()).current == 3:
+            asked.append(ask(bench, ControlRequest(command=Command.ROLLBACK, version=1)))
+            ask(bench, ControlRequest(command=Command.RESUME))
+
+    async def held_back() -> bool:
+        return (await bench.broker.get_status("trainer")).get("gate_holds", "0") != "0"
+
+    config = bench.config(
+        training={"max_steps": 9}, publishing={"keep_versions": 20}, gate={"patience": 9, "enabled": False}
+    )
+    # Versions 1 to 3 and the one after the rollback pass; step 1 and what follows anew do not, though 2 passed before.
+    scripted = gate(bench, [True, True, True, True, *[False] * 9])
+    progress, _ = bench.train(config, gate=scripted, reached=ask_after_two_steps, stop=stop_when(bench, held_back))
+    assert (progress.step, progress.num_trained) == (0, 0)
+    newest = checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1])
+    assert (newest.step, newest.trained_turn_ids) == (0, [])
+    assert (samples_left(bench), drops(bench)) == (8, {})
 
 
 def test_a_learning_rate_that_destroys_the_weights_is_held_back_and_undone(

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
-from hintloop_contract.broker import Entry
 from hintloop_contract.control import Command, ControlOutcome, ControlRequest, ControlState, Pause
 from hintloop_contract.errors import ConfigError, DependencyError
 
 from hintloop_trainer import checkpoints
+from hintloop_trainer.checkpoints import TrainerState
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.errors import CheckpointError
 from hintloop_trainer.gate_part import GatePart
 from hintloop_trainer.lineage import MEMORY, Lineage, Released
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
-from hintloop_trainer.publish.release import NOTE, versions_on_disk
+from hintloop_trainer.publish.release import NOTE, read_note, versions_on_disk
 from hintloop_trainer.publish_part import PublishPart
 from hintloop_trainer.save_part import SavePart
 from hintloop_trainer.waiting import Waiting
@@ -176,15 +176,18 @@ class ControlPart:
     def _checkpointed(self) -> dict[int, Path]:
         """Checkpoints of a version's very state, by the version."""
         found = {}
-        for directory in checkpoints.complete(self._deps.config.training.checkpoint_dir):
-            try:
-                state = checkpoints.read_state(directory)
-            except CheckpointError as error:
-                self._log.warning("checkpoint left out", detail=str(error))
-                continue
+        for directory, state in self._saved():
             if state.lineage.versions and state.lineage.versions[-1].step == state.step:
                 found[state.lineage.versions[-1].version] = directory
         return found
+
+    def _saved(self) -> Iterator[tuple[Path, TrainerState]]:
+        """Checkpoints that can be read, oldest first."""
+        for directory in checkpoints.complete(self._deps.config.training.checkpoint_dir):
+            try:
+                yield directory, checkpoints.read_state(directory)
+            except CheckpointError as error:
+                self._log.warning("checkpoint left out", detail=str(error))
 
     def _target(self, version: int) -> Target:
         """Find a version.
@@ -206,7 +209,12 @@ class ControlPart:
             state = checkpoints.read_state(checkpoint)
             return Target(version, state.step, state.lineage, checkpoint)
         lineage = self._waiting.insist("reading versions", lambda: self._lineage_of(version))
-        return Target(version, lineage.versions[-1].step, lineage, None)
+        step = lineage.versions[-1].step
+        for earlier, directory in self._checkpointed().items():
+            if lineage.step_of(earlier) == step:
+                # The same state, released again without a step between, as at a restart.
+                checkpoint = directory
+        return Target(version, step, lineage, checkpoint)
 
     async def _lineage_of(self, version: int) -> Lineage:
         """Ancestors of a version and itself; from their notes where it is none of ours (an earlier rollback's)."""
@@ -217,8 +225,12 @@ class ControlPart:
             if known.versions:
                 return Lineage([*known.versions, *reversed(chain)][-MEMORY:])
             notes = await self._deps.broker.version_notes(parent)
-            chain.append(Released(parent, int(notes.get("step") or 0)))
+            if not notes.get("step"):
+                break
+            chain.append(Released(parent, int(notes["step"])))
             parent = int(notes["parent"]) if notes.get("parent") else None
+        if not chain:
+            raise RefusedError(f"Redis does not know any more of which step version {version} is")
         return Lineage(chain[::-1])
 
     def _roll_back(self, version: int) -> ControlOutcome:
@@ -238,14 +250,12 @@ class ControlPart:
     def _load(self, target: Target) -> str:
         """Put the learner, progress and checkpoints back; what of the state was left, in words."""
         progress, deps = self._progress, self._deps
-        untrained = [*progress.unsaved]
-        left = "weights and optimizer"
-        if target.here:
-            untrained = []
-        elif target.checkpoint is not None:
+        left, began = "weights and optimizer", progress.steps_at_start
+        if target.checkpoint is not None:
             self._refuse_other_model(target.checkpoint)
             self._saving.resume_from(target.checkpoint)
-        else:
+            progress.lineage = target.lineage
+        elif not target.here:
             left = "weights alone, with a fresh optimizer: no checkpoint of that step is left"
             directory = Path(deps.config.publishing.weights_dir).resolve() / str(target.version)
             deps.ranks.call("adopt", directory)
@@ -257,9 +267,10 @@ class ControlPart:
             progress.history = f"weights of version {target.version}"
         progress.exported, progress.exported_step = None, -1
         if not target.here:
-            progress.unsaved.clear()
+            # `training.max_steps` counts on from where this run began, or from before that.
+            progress.steps_at_start = min(began, target.step)
             progress.unreleased.clear()
-            self._give_up(target, untrained)
+            self._give_up(target)
             self._delete_later(target)
         self._saving.save_rest()
         return left
@@ -282,14 +293,32 @@ class ControlPart:
         except ConfigError as error:
             raise RefusedError(str(error)) from error
 
-    def _give_up(self, target: Target, untrained: list[Entry[Any]]) -> None:
-        """What was trained after the target and is not acknowledged comes again; its lineage decides about it."""
+    def _give_up(self, target: Target) -> None:
+        """What was trained after the target and is not acknowledged comes again; its lineage decides about it.
+
+        What the target's weights hold is not trained again: it is acknowledged with the checkpoint to come.
+        """
         deps, progress = self._deps, self._progress
         collection, progress.collection = progress.collection, []
-        kept = [] if target.checkpoint is None else checkpoints.read_state(target.checkpoint).trained_turn_ids
+        kept = self._turns_in(target)
+        waiting = deps.background.run(deps.source.forget(kept))
+        within = set(kept)
+        untrained = [entry for entry in progress.unsaved if entry.turn_id not in within]
+        progress.unsaved[:] = [*(entry for entry in progress.unsaved if entry.turn_id in within), *waiting]
+        given_back = [*untrained, *(held.entry for held in collection)]
+        self._waiting.insist("giving samples back", lambda: deps.source.untrain(given_back))
 
-        async def give_up() -> None:
-            deps.source.forget(kept)
-            await deps.source.untrain([*untrained, *(held.entry for held in collection)])
+    def _turns_in(self, target: Target) -> list[str]:
+        """Turns in the target's weights, oldest first, as far as they may still be in the stream.
 
-        self._waiting.insist("giving samples back", give_up)
+        Without a checkpoint of its own: those of the newest one before it, and what its note tells of.
+        """
+        if target.checkpoint is not None:
+            return checkpoints.read_state(target.checkpoint).trained_turn_ids
+        note = read_note(Path(self._deps.config.publishing.weights_dir).resolve() / str(target.version))
+        found = {} if note is None else dict.fromkeys(note.trained)
+        for _, state in reversed(list(self._saved())):
+            released = state.lineage.current
+            if state.step <= target.step and released is not None and target.lineage.step_of(released) is not None:
+                return list(dict.fromkeys(state.trained_turn_ids) | found)
+        return list(found)

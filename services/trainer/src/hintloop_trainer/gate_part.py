@@ -133,10 +133,12 @@ class GatePart:
     def released(self, version: int) -> None:
         """``version`` serves: what it was measured as, and the learner as it is, are kept."""
         progress = self._progress
+        progress.unreleased.clear()
+        # Steps are counted anew after a way back: one that passed before says nothing of the next of its number.
+        self._passed_step = -1
         if self._gate is None or self._measured is None:
             return
         self._gate.released(version, self._measured)
-        progress.unreleased.clear()
         self._mark = _Mark(progress.step, progress.num_trained, progress.history, copy.deepcopy(progress.advantages))
         started = time.perf_counter()
         self._deps.ranks.call("keep_release")

@@ -67,7 +67,8 @@ class PublishPart:
             "weights_hash": digest,
             "trained": str(progress.num_trained),
         }
-        release = Release(version, directory, deps.probe_ids, scores)
+        unsaved = deps.background.run(deps.source.unacknowledged())
+        release = Release(version, directory, deps.probe_ids, scores, unsaved)
         if judged and not self._gate.admits(release):
             held = {**fields, "held": progress.alarm}
             insist("describing a version", lambda: deps.broker.describe_version(version, held))

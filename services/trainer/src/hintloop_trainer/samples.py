@@ -49,6 +49,11 @@ def without_message(entry: Entry[Message]) -> Entry[Any]:
     return replace(entry, message=nothing)
 
 
+def _as_read(held: Held) -> Held:
+    message = held.entry.message
+    return Held(message, held.entry) if isinstance(message, Sample) else held
+
+
 def _position(held: Held) -> tuple[int, int]:
     milliseconds, number = held.entry.entry_id.split("-")
     return int(milliseconds), int(number)
@@ -262,16 +267,28 @@ class SampleSource:
             await self._broker.release(entry)
         await self._broker.set_trained_pending(len(self._unsaved))
 
-    def forget(self, turn_ids: Sequence[str]) -> None:
-        """No weights that are left hold anything but ``turn_ids``: whatever else comes again may be trained."""
+    async def forget(self, turn_ids: Sequence[str]) -> list[Entry[Any]]:
+        """The weights hold ``turn_ids`` and nothing else any more: whatever else comes again may be trained.
+
+        Those of them that wait to be trained need not be: they count as trained, and are to be acknowledged with the
+        next checkpoint. These are returned.
+        """
+        kept = dict.fromkeys(turn_ids)
+        trained = [held for held in self._waiting if held.sample.turn_id in kept]
+        self._waiting = [held for held in self._waiting if held.sample.turn_id not in kept]
+        self._unsaved.update(dict.fromkeys(held.sample.turn_id for held in trained))
         self._saved.clear()
-        self.skip(turn_ids)
+        self.skip([turn_id for turn_id in kept if turn_id not in self._unsaved])
         self._recovered = False
+        return [without_message(held.entry) for held in trained]
 
     async def put_back(self, collected: Sequence[Held]) -> None:
-        """Let collected samples wait again, before all others."""
+        """Let collected samples wait again, before all others, as they were read.
+
+        What was filled in since was said by weights, or of a choice of theirs, that may be given up by then.
+        """
         async with self._arrived:
-            self._waiting = sorted([*collected, *self._waiting], key=_position)
+            self._waiting = sorted([*(_as_read(held) for held in collected), *self._waiting], key=_position)
             self._arrived.notify_all()
 
     async def finish(self, trained: Sequence[Entry[Any]]) -> None:
@@ -290,6 +307,10 @@ class SampleSource:
                 missing=len(trained) - num_held,
             )
         await self._broker.set_trained_pending(len(self._unsaved))
+
+    async def unacknowledged(self) -> list[str]:
+        """Turns that are trained and that no durable checkpoint holds, in the order trained."""
+        return list(self._unsaved)
 
     async def in_weights(self) -> list[str]:
         """The newest turns that are trained, oldest first, whichever run trained them; all that are unacknowledged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,8 @@ class Release:
     probe_ids: list[int]
     probe_scores: list[float]
     """``[len(probe_ids) - 1]``, nats, at temperature 1."""
+    trained: list[str] = field(default_factory=list)
+    """Turns in these weights that no durable checkpoint holds yet, in the order trained."""
 
     @property
     def adapter(self) -> str | None:
@@ -39,24 +41,31 @@ class Note(msgspec.Struct):
     version: int
     probe_ids: list[int]
     probe_scores: list[float]
+    trained: list[str] = []
+    """As :attr:`Release.trained`: who goes back to these weights must not train them again."""
 
 
 def write_note(release: Release) -> None:
     """Put the note into the release's directory, whole or not at all."""
     aside = release.directory / f".{NOTE}.partial"
-    note = Note(version=release.version, probe_ids=release.probe_ids, probe_scores=release.probe_scores)
+    note = Note(release.version, release.probe_ids, release.probe_scores, release.trained)
     aside.write_bytes(msgspec.json.encode(note))
     aside.rename(release.directory / NOTE)
+
+
+def read_note(directory: Path) -> Note | None:
+    """The note in a version's directory; ``None`` when there is none that can be read."""
+    try:
+        return msgspec.json.decode((directory / NOTE).read_bytes(), type=Note)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def read_current(weights_dir: Path) -> Release | None:
     """The release that ``current`` points at; ``None`` when there is none, or none that could be checked."""
     directory = (weights_dir / CURRENT).resolve()
-    try:
-        note = msgspec.json.decode((directory / NOTE).read_bytes(), type=Note)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return Release(note.version, directory, note.probe_ids, note.probe_scores)
+    note = read_note(directory)
+    return None if note is None else Release(note.version, directory, note.probe_ids, note.probe_scores)
 
 
 def point_current(weights_dir: Path, release: Release) -> None:
