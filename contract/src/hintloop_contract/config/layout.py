@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from hintloop_contract.config.section import NonNegativeFloat, Positive, Section
+from hintloop_contract.config.section import Positive, Section
 
 
 class LayoutKeys(Section):
@@ -21,7 +21,7 @@ class LayoutKeys(Section):
     expert_model_parallel_size: Positive = 1
     """Ranks that share a mixture's experts; other parts of the model are data parallel over them."""
     sequence_parallel: bool = False
-    """Divide norms and residuals over tensor parallel ranks; with Transformer Engine on GPUs, else refused."""
+    """Divide norms and residuals over tensor parallel ranks; refused where there is one."""
     use_distributed_optimizer: bool = False
     """Divide AdamW's moments and float32 weights over data-parallel ranks: less memory, the same steps."""
     overlap_grad_reduce: bool = False
@@ -32,8 +32,6 @@ class LayoutKeys(Section):
     """`full` only: keep one input for every `recompute_num_layers` layers, or recompute that many of each stage."""
     recompute_num_layers: Positive | None = None
     """`full` only: see `recompute_method`."""
-    moe_aux_loss_coeff: NonNegativeFloat = 0.0
-    """Weight of a mixture's load-balancing loss, added to the configured one; 0 leaves the router to that alone."""
 
     @model_validator(mode="after")
     def _sequence_parallel(self) -> LayoutKeys:
