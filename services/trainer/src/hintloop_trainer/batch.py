@@ -36,6 +36,11 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
 
 
+def is_truncated(sampling: Sampling) -> bool:
+    """Whether unlikely tokens could not be sampled."""
+    return sampling.top_p < 1.0 or sampling.top_k not in (None, 0, -1) or bool(sampling.min_p)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """One sample with its arrays as CPU tensors, checked against one another."""
@@ -78,8 +83,7 @@ def behaviour_temperature(space: str, sampling: Sampling) -> float | None:
         return 1.0
     if space not in ("after_temperature", "processed"):
         raise SampleError(f"behaviour_space {space!r} is unknown; known are raw, after_temperature, processed")
-    truncated = sampling.top_p < 1.0 or sampling.top_k not in (None, 0, -1) or bool(sampling.min_p)
-    if is_greedy(sampling) or (space == "processed" and truncated):
+    if is_greedy(sampling) or (space == "processed" and is_truncated(sampling)):
         return None
     return sampling.temperature
 
@@ -89,8 +93,7 @@ def is_corrected(space: str, sampling: Sampling) -> bool:
 
     Raw ones are only at temperature 1; truncation and constraints are recorded, not corrected.
     """
-    truncated = sampling.top_p < 1.0 or sampling.top_k not in (None, 0, -1) or bool(sampling.min_p)
-    if truncated or sampling.constrained or is_greedy(sampling):
+    if is_truncated(sampling) or sampling.constrained or is_greedy(sampling):
         return False
     return behaviour_temperature(space, sampling) == sampling.temperature
 
@@ -243,14 +246,26 @@ def share(examples: Sequence[Example], rank: int, size: int) -> list[Example]:
 
 
 def divide(examples: Sequence[Example], limits: Limits, *, candidates: bool, device: torch.device) -> list[MicroBatch]:
-    """Micro-batches within ``limits``, the largest first."""
-    if limits.num_tokens is None:
-        groups = _by_count(examples, limits.num_samples)
-    elif limits.packed:
-        groups = _by_tokens(examples, limits.num_tokens)
-    else:
-        groups = _by_padded_tokens(examples, limits.num_tokens)
+    """Micro-batches within ``limits``, the largest first; of one number of candidates each, where there are any."""
+    alike = _by_candidates(examples) if candidates else [examples]
+    groups = [group for part in alike for group in _within(part, limits)]
     return [collate(group, packed=limits.packed, candidates=candidates, device=device) for group in groups]
+
+
+def _by_candidates(examples: Sequence[Example]) -> list[list[Example]]:
+    """Samples that were scored before `topk_opd.top_k` changed have another number of candidates than those after."""
+    found: dict[int, list[Example]] = {}
+    for example in examples:
+        found.setdefault(_candidates(example).shape[-1], []).append(example)
+    return list(found.values())
+
+
+def _within(examples: Sequence[Example], limits: Limits) -> list[list[Example]]:
+    if limits.num_tokens is None:
+        return _by_count(examples, limits.num_samples)
+    if limits.packed:
+        return _by_tokens(examples, limits.num_tokens)
+    return _by_padded_tokens(examples, limits.num_tokens)
 
 
 def _by_count(examples: Sequence[Example], most: int) -> list[list[Example]]:

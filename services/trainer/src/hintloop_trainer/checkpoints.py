@@ -35,6 +35,7 @@ from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.megatron import cpu, optimizer
 from hintloop_trainer.points import Point, Reached, pass_by
+from hintloop_trainer.publish.release import NOTE
 from hintloop_trainer.snapshot import Snapshot, adopt
 from hintloop_trainer.tally import Moments
 
@@ -95,7 +96,7 @@ def read_state(directory: Path) -> TrainerState:
 
 
 @contextmanager
-def _deterministic_warnings() -> Iterator[None]:
+def _quietly() -> Iterator[None]:
     with cpu.quietly(), warnings.catch_warnings():
         # torch's checkpoint code warns about its own deprecated parts from inside.
         warnings.simplefilter("ignore")
@@ -195,7 +196,7 @@ class CheckpointStore:
         def share() -> None:
             durable.reserve(aside / _RESERVE_FILE, _RESERVE_BYTES)
             if exported is not None:
-                durable.share_files(exported, aside / EXPORT)
+                durable.share_files(exported, aside / EXPORT, but=(NOTE,))
 
         durable.agree(None)
         durable.together(share if self._leader else None)
@@ -206,7 +207,7 @@ class CheckpointStore:
         failure: OSError | None = None
         strategy = ForkedSave(partial(self._accompany, aside, exported))
         try:
-            with _deterministic_warnings():
+            with _quietly():
                 request = dist_checkpointing.save(sharded, str(aside), strategy, async_sharded_save=True)
                 request.finalize_fns.insert(0, lambda: (aside / _RESERVE_FILE).unlink(missing_ok=True))
                 self._calls.schedule_async_request(request)
@@ -224,7 +225,7 @@ class CheckpointStore:
             return None
         writing = self._writing
         try:
-            with _deterministic_warnings():
+            with _quietly():
                 if not self._calls.maybe_finalize_async_calls():
                     return None
             durable.together(partial(self._put_in_place, writing) if self._leader else None)
@@ -275,7 +276,7 @@ class CheckpointStore:
         state, learner = read_state(directory), self._learner
         same = state.ranks == generators.sizes(learner.layout)
         try:
-            with _deterministic_warnings():
+            with _quietly():
                 optimizer.check_saved(directory, learner.config.training)
                 loaded = dist_checkpointing.load(_sharded(learner, with_generators=same, loading=True), str(directory))
                 learner.restore_weights(loaded["model"])

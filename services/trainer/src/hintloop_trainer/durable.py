@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,6 @@ import structlog
 import torch.distributed as dist
 
 from hintloop_trainer.errors import CheckpointError
-from hintloop_trainer.megatron.export import sync_directory
-from hintloop_trainer.publish.release import NOTE
 
 _LOCK = ".lock"
 #: Errors that say that two directories cannot share files.
@@ -71,11 +69,14 @@ def reserve(file: Path, num_bytes: int) -> None:
         os.close(descriptor)
 
 
-def share_files(source: Path, target: Path) -> None:
-    """Give ``target`` the files of ``source``: as links where the volume is the same, else as copies."""
+def share_files(source: Path, target: Path, but: Collection[str] = ()) -> None:
+    """Give ``target`` the files of ``source``, without hidden ones and ``but``.
+
+    As links where the volume is the same, else as copies.
+    """
     target.mkdir()
     for file in sorted(source.iterdir()):
-        if file.name == NOTE or file.name.startswith("."):
+        if file.name in but or file.name.startswith("."):
             continue
         try:
             os.link(file, target / file.name)
@@ -86,22 +87,23 @@ def share_files(source: Path, target: Path) -> None:
 
 
 def put_in_place(aside: Path, target: Path) -> None:
-    """Sync ``aside`` and rename it to ``target``, durably; what was there before goes."""
-    sync_directory(aside)
+    """Sync ``aside`` and all below it and rename it to ``target``, durably; what was there before goes."""
+    for path in [*aside.rglob("*"), aside]:
+        _sync(path)
     replaced = None
     if target.exists():
         replaced = target.with_name(f".{target.name}.replaced")
         shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
     aside.rename(target)
-    sync_entry(target.parent)
+    _sync(target.parent)
     if replaced is not None:
         shutil.rmtree(replaced)
 
 
-def sync_entry(directory: Path) -> None:
-    """Make what the directory lists durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Make a file's content durable, or what a directory lists."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -116,7 +118,7 @@ def write(file: Path, data: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     aside.rename(file)
-    sync_entry(file.parent)
+    _sync(file.parent)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def _tally_metrics(tally: Tally) -> Metrics:
 def step_metrics(result: StepResult, held: Sequence[Held], staleness: Sequence[int], run: Moments) -> Metrics:
     """Everything one step has to say. ``run`` holds the advantages of the run so far, this step's included.
 
-    Names, units and what they are taken over stand in the trainer's README.
+    Names, units and what they are taken over stand in `docs/metrics.md`.
     """
     seconds = sum(result.seconds.values())
     work = result.work

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from hintloop_trainer import durable
 from hintloop_trainer.errors import CheckpointError
 from hintloop_trainer.megatron import adapter
 from hintloop_trainer.megatron.model import Architecture
@@ -34,27 +34,6 @@ COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-
-
-def sync_directory(directory: Path) -> None:
-    """Make every file below ``directory``, and the directory entries, durable."""
-    for path in [*directory.rglob("*"), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def put_in_place(aside: Path, target: Path) -> None:
-    """Sync ``aside`` and rename it to ``target``, durably."""
-    sync_directory(aside)
-    aside.rename(target)
-    parent = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
 
 
 def _digest(name: str, tensor: torch.Tensor) -> str:
@@ -106,7 +85,7 @@ def write_weights(
         _write_companions(aside, base, tokenizer, next(iter(tensors.values())).dtype)
         if layout.pp_size > 1:
             _write_index(aside, layout.pp_size, everyone)
-        put_in_place(aside, target)
+        durable.put_in_place(aside, target)
     dist.barrier()
     return digest
 
@@ -149,7 +128,7 @@ def write_adapter(model: torch.nn.Module, layout: Layout, config: dict[str, Any]
         file.chmod(0o644)  # engines may run as another user
         (aside / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
         digest = _joint_digest({name: _digest(name, tensor) for name, tensor in tensors.items()})
-        put_in_place(aside, target)
+        durable.put_in_place(aside, target)
     dist.barrier()
     return digest
 

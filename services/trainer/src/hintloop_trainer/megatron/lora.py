@@ -250,11 +250,6 @@ def _fused_adapters(model: nn.Module) -> list[FusedAdapters]:
     return [module for module in model.modules() if isinstance(module, FusedAdapters)]
 
 
-def has_adapters(model: nn.Module) -> bool:
-    """Whether adapters stand beside the model's layers."""
-    return bool(_fused_adapters(model))
-
-
 def adapters(model: nn.Module) -> list[Adapter]:
     """This rank's adapters, in the order of the model; empty without any."""
     return [adapter for fused in _fused_adapters(model) for adapter in fused.adapters()]

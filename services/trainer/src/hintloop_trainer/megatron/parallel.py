@@ -223,9 +223,3 @@ def stop() -> None:
     dist.barrier()
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-
-
-def sum_over_data(values: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor of this rank over the data-parallel group."""
-    dist.all_reduce(values, group=parallel_state.get_data_parallel_group())
-    return values

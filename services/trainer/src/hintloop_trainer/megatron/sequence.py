@@ -11,9 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as functional
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel import (
-    gather_from_sequence_parallel_region,
-)
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 
 

@@ -29,7 +29,6 @@ class Cut(Enum):
     """How a full tensor is divided over tensor-parallel ranks."""
 
     NONE = "none"  # every rank has it whole
-    ROWS = "rows"  # along the first axis
     COLUMNS = "columns"  # along the second axis
     HALVES = "halves"  # gate and up, stacked: each half along the first axis
     GROUPS = "groups"  # q, k, v interleaved by key-value group, along the first axis

@@ -57,11 +57,6 @@ class StageMemory:
         """Most bytes on the device."""
         return sum(self.held.values()) + max(self.phases.values())
 
-    @property
-    def peak_phase(self) -> str:
-        """When that is."""
-        return max(self.phases, key=lambda phase: self.phases[phase])
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
