@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hintloop_contract.errors import ConfigError, DependencyError
-from hintloop_trainer.gate import generation
+from hintloop_trainer.gate import answering, generation
 from hintloop_trainer.gate.answerers import AnsweringProcess
 from hintloop_trainer.gate.answering import Answering, RefusedError
 from hintloop_trainer.gate.messages import Prompt, Setup
@@ -106,6 +106,42 @@ def test_words_need_a_tokenizer(student: Callable[..., Path]) -> None:
     words = Prompt(({"role": "user", "content": "hello"},), ())
     with pytest.raises(RefusedError, match="holds no tokenizer; give model.tokenizer_path"):
         Answering(setup_of(directory, prompts=[words]))
+
+
+class Tokenizer:
+    """One that has no word for anything, and a template that knows no system role."""
+
+    chat_template = "{{ messages }}"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        if messages[0]["role"] == "system":
+            raise ValueError("no system role")
+        return ""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Prompt((), (5, 131)), "prompt 4 has the token 131, and the student's vocabulary is 131; give ids of"),
+        (Prompt(({"role": "system", "content": "x"},), ()), "template refuses prompt 4: no system role; change its"),
+        (Prompt(({"role": "user", "content": ""},), ()), "prompt 4 comes to no token at all; give it a content"),
+    ],
+)
+def test_a_prompt_that_the_student_cannot_be_asked_is_refused_at_once(
+    student: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, wrong: Prompt, message: str
+) -> None:
+    monkeypatch.setattr(answering, "_tokenizer", lambda _: Tokenizer())
+    prompts = [*(Prompt((), tuple(prompt)) for prompt in PROMPTS), wrong]
+    with pytest.raises(RefusedError, match=f"gate.probe_file: .*{message}"):
+        Answering(setup_of(student("qwen3"), prompts=prompts))
+
+
+def test_a_temperature_next_to_nothing_is_greedy() -> None:
+    found = generation.draw(torch.tensor([[1.0, 3.0, 2.0]]), 1e-42, torch.tensor([0.99]))
+    assert found.tolist() == [1]
 
 
 def test_a_device_that_is_not_there_is_refused(student: Callable[..., Path]) -> None:

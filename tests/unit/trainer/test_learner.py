@@ -212,6 +212,24 @@ def test_topk_loss_pulls_the_student_to_the_teacher(student: Callable[..., Path]
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.parametrize("tokens", [None, 200])
+def test_samples_scored_with_another_number_of_candidates_make_a_step_together(
+    student: Callable[..., Path], layout: Layout, tokens: int | None
+) -> None:
+    teacher = AutoModelForCausalLM.from_pretrained(student(seed=7), dtype=torch.float32)
+    samples = [with_topk(sample, teacher, k) for sample, k in zip(SAMPLES, (8, 3, 8, 3), strict=True)]
+    learner = make_learner(
+        student(), layout, custom_loss_path="topk_reverse_kl.py", estimator="grpo", micro_batch_tokens=tokens
+    )
+    totals = []
+    for sample in samples:
+        found = learner.differentiate(learner.plan(learner.read(encoded([sample]))))
+        totals.append(found[1].total)
+    learner.begin([encoded(samples)])
+    expected = sum(totals) / sum(len(unpack(sample.response_ids)) for sample in samples)
+    assert learner.step(0).loss == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("tail", [float("-inf"), -16.6])
 def test_candidates_that_are_the_whole_vocabulary_give_the_whole_kl(
     student: Callable[..., Path], layout: Layout, tail: float

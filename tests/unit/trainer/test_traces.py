@@ -66,6 +66,16 @@ def test_the_file_stays_within_its_bound_and_says_so_once(tmp_path: Path, monkey
     assert [entry["step"] for entry in logs] == [4]
 
 
+def test_where_it_cannot_be_written_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "full").write_text("a file where the directory should be")
+    file = TraceFile(tmp_path / "full" / "traces.jsonl")
+    with structlog.testing.capture_logs() as logs:
+        file.begin(0)
+        for step in (1, 2):
+            write(file, step)
+    assert [(entry["log_level"], entry["step"]) for entry in logs] == [("warning", 1)]
+
+
 def test_values_are_those_of_float32(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
     write(TraceFile(path), 1)

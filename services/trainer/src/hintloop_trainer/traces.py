@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import structlog
@@ -79,24 +80,41 @@ class TraceFile:
         if not self._path.exists():
             return
         aside = self._path.with_name(f".{self._path.name}.partial")
-        with self._path.open("rb") as lines, aside.open("wb") as kept:
-            kept.writelines(line for line in lines if _is_of(line, step))
-        aside.replace(self._path)
+        try:
+            with self._path.open("rb") as lines, aside.open("wb") as kept:
+                kept.writelines(line for line in lines if _is_of(line, step))
+            aside.replace(self._path)
+        except OSError as error:
+            # A step's lines must not stand there twice.
+            self._end(str(error), step)
 
     def write(self, step: int, traces: Sequence[TokenTrace], held: Mapping[str, Held]) -> None:
-        """Append one line a trace; ``held`` finds the sample by its turn id."""
+        """Append one line a trace; ``held`` finds the sample by its turn id.
+
+        Where it cannot be written, that is logged, and no more is kept: training goes on.
+        """
         if step > TRACED_STEPS or not traces or self._full:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
-            for trace in traces:
-                line = _line(step, trace, held[trace.turn_id].sample)
-                if file.tell() + len(line) > MAX_BYTES:
-                    self._full = True
-                    message = "no more per-token differences are kept: the file is as large as it may be"
-                    structlog.get_logger().warning(message, path=str(self._path), bytes=file.tell(), step=step)
-                    return
-                file.write(line)
+        lines = [_line(step, trace, held[trace.turn_id].sample) for trace in traces]
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                fitting = [
+                    line
+                    for line, end in zip(lines, accumulate(map(len, lines)), strict=True)
+                    if file.tell() + end <= MAX_BYTES
+                ]
+                file.writelines(fitting)
+        except OSError as error:
+            self._end(str(error), step)
+            return
+        if len(fitting) < len(lines):
+            self._end(f"the file is as large as it may be ({MAX_BYTES} bytes)", step)
+
+    def _end(self, why: str, step: int) -> None:
+        self._full = True
+        message = "no more per-token differences are kept"
+        structlog.get_logger().warning(message, path=str(self._path), detail=why, step=step)
 
 
 def _line(step: int, trace: TokenTrace, sample: Sample) -> bytes:

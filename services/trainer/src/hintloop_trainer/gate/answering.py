@@ -55,26 +55,45 @@ class Answering:
         """Load the base and render the prompts.
 
         Raises:
-            RefusedError: there is no tokenizer to render messages with, or no CUDA device where one is asked for.
+            RefusedError: there is no tokenizer to render messages with, no CUDA device where one is asked for, or a
+                prompt that this student cannot be asked.
         """
         self._setup = setup
         self._device = _device(setup.device)
         self._dtype = DTYPES[setup.dtype]
         self._tokenizer = _tokenizer(setup)
-        self.prompt_ids = [self._render(prompt) for prompt in setup.prompts]
+        self.prompt_ids = [self._render(number, prompt) for number, prompt in enumerate(setup.prompts, 1)]
         self._base = load(setup.base, self._dtype, self._device)
+        self._check(self._base.config.vocab_size)
         self._read: list[ReadPrompts] = [read_prompts(self._base, part) for part in self._parts(self.prompt_ids)]
         """The prompts as the base read them, by batches."""
 
-    def _render(self, prompt: Prompt) -> list[int]:
+    def _render(self, number: int, prompt: Prompt) -> list[int]:
         if prompt.prompt_ids:
             return list(prompt.prompt_ids)
         messages = list(prompt.messages)
         if self._tokenizer.chat_template:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            try:
+                text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            except Exception as error:  # a template is a program, and may raise anything
+                raise RefusedError(
+                    f"gate.probe_file: the student's chat template refuses prompt {number}: {error}; change its "
+                    "messages, or give prompt_ids"
+                ) from error
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         # A model that knows no chat is asked to continue.
         return list(self._tokenizer.encode("\n\n".join(message["content"] for message in messages)))
+
+    def _check(self, vocab_size: int) -> None:
+        """Refuse what would fail at every look, however often it is tried."""
+        for number, ids in enumerate(self.prompt_ids, 1):
+            if not ids:
+                raise RefusedError(f"gate.probe_file: prompt {number} comes to no token at all; give it a content")
+            if max(ids) >= vocab_size:
+                raise RefusedError(
+                    f"gate.probe_file: prompt {number} has the token {max(ids)}, and the student's vocabulary is "
+                    f"{vocab_size}; give ids of this student's tokenizer"
+                )
 
     def look(self, directory: str) -> list[Answer]:
         """Answers of the weights in ``directory``; the base's own model answers for the base."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hintloop_trainer.batch import GREEDY_BELOW
+
 #: Most logits at once, elements.
 MAX_LOGITS = 2**27
 
@@ -90,8 +92,11 @@ def read_prompts(model: Any, prompts: list[list[int]]) -> ReadPrompts:
 
 
 def draw(logits_BV: torch.Tensor, temperature: float, uniform_B: torch.Tensor) -> torch.Tensor:
-    """Tokens ``[B]`` by inverting the distribution function at ``uniform_B``; the likeliest ones at temperature 0."""
-    if temperature == 0:
+    """Tokens ``[B]`` by inverting the distribution function at ``uniform_B``; the likeliest ones at temperature 0.
+
+    As in engines, what is next to 0 counts as 0: logits over it would be no numbers.
+    """
+    if temperature < GREEDY_BELOW:
         return logits_BV.argmax(-1)
     upto_BV = (logits_BV / temperature).softmax(-1).cumsum(-1)
     # Scaled by the last entry, which rounding keeps from being exactly 1.
