@@ -31,12 +31,14 @@ def _run() -> int:
     from hintloop.commands import app
     from hintloop.errors import CommandError
     from hintloop.local.signals import InterruptedRunError
+    from hintloop.terminal import harmless
 
     try:
         app()
     except InterruptedRunError as interrupted:
         return 128 + interrupted.number
     except HintloopError as error:
-        Console(stderr=True).print(f"hintloop: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        said = harmless(f"hintloop: {error}")
+        Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
         return 2 if isinstance(error, CommandError | ConfigError) else 1
     return 0

@@ -11,9 +11,9 @@ import typer
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 config_app = typer.Typer(no_args_is_help=True)
 app.add_typer(config_app, name="config", help="The configuration.")
-keys_app = typer.Typer(no_args_is_help=True)
 dead_app = typer.Typer(no_args_is_help=True)
 app.add_typer(dead_app, name="dead", help="Messages that failed repeatedly and were set aside.")
+keys_app = typer.Typer(no_args_is_help=True)
 app.add_typer(keys_app, name="keys", help="API keys of agents and of callers of the PRM routes.")
 
 #: Bounds of the demo's options: a day and a half of steps on two cores, what every random generator takes, a day.

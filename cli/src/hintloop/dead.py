@@ -16,6 +16,7 @@ from hintloop_contract.redis_dead import DeadEntry
 
 from hintloop.deployment import broker_of
 from hintloop.errors import CommandError
+from hintloop.terminal import harmless
 
 #: Entries read at a time.
 PAGE = 200
@@ -32,7 +33,7 @@ def run_dead_list(state_dir: Path, files: Sequence[Path], limit: int, *, as_json
     if not entries and not as_json:
         typer.echo("no message was set aside")
     for entry in entries:
-        typer.echo(json.dumps(_document(entry), ensure_ascii=False) if as_json else _line(entry))
+        typer.echo(harmless(json.dumps(_document(entry), ensure_ascii=False) if as_json else _line(entry)))
 
 
 def run_dead_requeue(state_dir: Path, files: Sequence[Path], ids: Sequence[str], *, everything: bool) -> None:
@@ -56,7 +57,7 @@ def run_dead_requeue(state_dir: Path, files: Sequence[Path], ids: Sequence[str],
 
     problems = asyncio.run(work())
     for problem in problems:
-        typer.echo(f"hintloop: {problem}", err=True)
+        typer.echo(f"hintloop: {harmless(problem)}", err=True)
     if problems:
         raise typer.Exit(1)
 

@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hintloop.terminal import harmless
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -68,14 +70,14 @@ def funnel_table(snapshot: Snapshot) -> Table:
     for row in range(max(len(steps), len(drops))):
         step, number = steps[row] if row < len(steps) else ("", "")
         reason, dropped = drops[row] if row < len(drops) else ("", "")
-        table.add_row(step, str(number), reason, str(dropped))
+        table.add_row(step, str(number), Text(harmless(reason)), str(dropped))
     return table
 
 
 def _pairs(title: str, values: dict[str, str]) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False, show_header=False)
     for name, value in values.items():
-        table.add_row(name, Text(value, overflow="fold"))
+        table.add_row(Text(harmless(name)), Text(harmless(value), overflow="fold"))
     return table
 
 

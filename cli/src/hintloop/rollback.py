@@ -14,6 +14,7 @@ from hintloop_contract.control import Command, ControlOutcome, ControlRequest, C
 
 from hintloop.deployment import broker_of
 from hintloop.errors import CommandError
+from hintloop.terminal import harmless
 
 POLL_S = 0.2
 
@@ -30,12 +31,12 @@ def run_rollback(state_dir: Path, files: Sequence[Path], version: int, timeout_s
         CommandError: the trainer refused, or did not answer in time.
     """
     outcome = _asked(state_dir, files, ControlRequest(command=Command.ROLLBACK, version=version), timeout_s)
-    typer.echo(f"{outcome.detail}. Training is paused; go on with `hintloop resume`")
+    typer.echo(f"{harmless(outcome.detail)}. Training is paused; go on with `hintloop resume`")
 
 
 def run_resume(state_dir: Path, files: Sequence[Path], timeout_s: float) -> None:
     """Ask the trainer to train again. Raises as :func:`run_rollback` does."""
-    typer.echo(_asked(state_dir, files, ControlRequest(command=Command.RESUME), timeout_s).detail)
+    typer.echo(harmless(_asked(state_dir, files, ControlRequest(command=Command.RESUME), timeout_s).detail))
 
 
 def run_list(state_dir: Path, files: Sequence[Path]) -> None:

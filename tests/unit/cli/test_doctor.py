@@ -227,6 +227,13 @@ async def test_training_setup(tmp_path: Path) -> None:
     assert found[2].rows[0]["saves, GiB"] >= found[2].rows[-1]["saves, GiB"] > 0
 
 
+async def test_a_layout_that_the_student_cannot_be_divided_by(tmp_path: Path) -> None:
+    layout = "\n[training]\ntensor_model_parallel_size = 3"
+    found = await findings_of(training.check_setup, tmp_path, student(tmp_path, layers=1, hidden=64) + layout)
+    assert causes(found)[2:] == [("fail", Cause.LAYOUT_DOES_NOT_FIT)]
+    assert "tensor_model_parallel_size 3 does not divide the student's 4 attention heads" in found[2].seen
+
+
 @pytest.mark.parametrize(
     ("trainer", "expected"),
     [
@@ -266,7 +273,7 @@ def figures(step: int, mean: float, std: float, positive: float, negative: float
         "run_advantage_std": str(std),
         "run_advantage_share_positive": str(positive),
         "run_advantage_share_negative": str(negative),
-        "engine_difference_abs": str(drift),
+        "engine_difference_abs_mean": str(drift),
     }
 
 

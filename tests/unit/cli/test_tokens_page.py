@@ -4,15 +4,15 @@ from pathlib import Path
 import msgspec
 from hintloop.demo import trainer_log
 from hintloop.demo.tokens_page import ShownAnswer, Token, collect, last_user_text, spread, write
-from hintloop.demo.trainer_log import TokenRecord
+from hintloop.trainer_files import KeptAnswer, read_answers
 from hintloop_contract.config.schema import Config
 from hintloop_contract.testing.memory import MemoryBroker
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 
-def record(step: int) -> TokenRecord:
-    return TokenRecord(step, f"turn-{step}", [1, 2], [-0.5, -3.0], [-1.0, -2.5], [0.5, -0.5], "One short sentence.", -1)
+def record(step: int) -> KeptAnswer:
+    return KeptAnswer(step, f"turn-{step}", [1, 2], [-0.5, -3.0], [-1.0, -2.5], [0.5, -0.5], "One short sentence.", -1)
 
 
 def config_in(folder: Path) -> Config:
@@ -62,7 +62,7 @@ def test_last_user_message_of_text_or_parts() -> None:
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     whole = msgspec.json.encode(record(1))
     (tmp_path / "teacher_logprobs.jsonl").write_bytes(whole + b"\n" + whole[:20])
-    assert trainer_log.read_tokens(config_in(tmp_path)) == [record(1)]
+    assert read_answers(tmp_path) == [record(1)]
     assert trainer_log.read_steps(config_in(tmp_path)) == []
 
 
@@ -87,7 +87,7 @@ async def test_what_the_trainer_writes_becomes_what_is_shown(tmp_path: Path) -> 
     }
     (tmp_path / "teacher_logprobs.jsonl").write_text(json.dumps(line) + "\n")
     broker = MemoryBroker()
-    (shown,) = await collect(broker, trainer_log.read_tokens(config_in(tmp_path)), tmp_path)
+    (shown,) = await collect(broker, read_answers(tmp_path), tmp_path)
     await broker.close()
     assert (shown.step, shown.hint, shown.score) == (2, "One short sentence.", -1)
     assert [(token.without, token.hinted, token.advantage) for token in shown.tokens] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hintloop_contract.config.layout import LayoutKeys
 from hintloop_trainer.errors import ModelError
 from hintloop_trainer.megatron import parallel
 
@@ -58,3 +59,14 @@ def test_half_an_environment_is_refused(
             monkeypatch.setenv(name, value)
     with pytest.raises(ModelError, match=said):
         parallel.launched_as()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world_size"),
+    [({}, 1), ({"tensor": 2, "pipeline": 2}, 4), ({"tensor": 2, "expert": 4}, 4), ({"tensor": 3, "expert": 2}, 6)],
+)
+def test_the_smallest_world_is_one_that_the_sizes_fit(sizes: dict[str, int], world_size: int) -> None:
+    keys = LayoutKeys.model_validate({f"{name}_model_parallel_size": size for name, size in sizes.items()})
+    found = parallel.smallest(keys)
+    assert (found.world_size, found.dp_size * found.tp_size * found.pp_size) == (world_size, world_size)
+    parallel.check_sizes(found.world_size, found.tp_size, found.pp_size, found.cp_size, found.ep_size)

@@ -28,6 +28,7 @@ from hintloop.local.display import Display
 from hintloop.local.resolution import Sources
 from hintloop.local.stack import Stack, StackOptions, hurry, started
 from hintloop.local.state_dir import StateDir
+from hintloop.trainer_files import read_answers
 
 EVAL_CONCURRENCY = 32
 TOKENS_PAGE = "tokens.html"
@@ -124,8 +125,8 @@ class Demo:
         await self.user.close()
         snapshot = await self._settled()
         steps = trainer_log.read_steps(self.stack.config)
-        tokens = trainer_log.read_tokens(self.stack.config)
-        shown = await tokens_page.collect(self.stack.broker, tokens, Path(self.stack.config.tokenizer_dir))
+        kept = read_answers(self.stack.config.training.checkpoint_dir.parent)
+        shown = await tokens_page.collect(self.stack.broker, kept, Path(self.stack.config.tokenizer_dir))
         tokens_page.write(self.stack.state.path / TOKENS_PAGE, shown)
         return report.Findings(
             options=self.options,

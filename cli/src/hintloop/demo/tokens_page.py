@@ -13,7 +13,7 @@ from hintloop_contract.broker import Broker
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from tokenizers import Tokenizer
 
-from hintloop.demo.trainer_log import TokenRecord
+from hintloop.trainer_files import KeptAnswer
 
 NUM_ANSWERS = 12
 #: Differences from here on have the full colour, nats.
@@ -62,14 +62,14 @@ class ShownAnswer:
     tokens: list[Token]
 
 
-def spread(records: Sequence[TokenRecord], num: int = NUM_ANSWERS) -> list[TokenRecord]:
+def spread(records: Sequence[KeptAnswer], num: int = NUM_ANSWERS) -> list[KeptAnswer]:
     """``num`` records, evenly over the run, in its order."""
     if len(records) <= num:
         return list(records)
     return [records[index * len(records) // num] for index in range(num)]
 
 
-async def collect(broker: Broker, records: Sequence[TokenRecord], tokenizer_dir: Path) -> list[ShownAnswer]:
+async def collect(broker: Broker, records: Sequence[KeptAnswer], tokenizer_dir: Path) -> list[ShownAnswer]:
     """What is to be shown of ``records``; questions come from the turns' own records, while they are kept."""
     tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     shown = []

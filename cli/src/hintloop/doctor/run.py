@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import io
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 import typer
@@ -16,6 +17,7 @@ from hintloop_contract.errors import ConfigError
 from pydantic import BaseModel, SecretStr
 from rich.console import Console
 
+from hintloop.deployment import decided_file
 from hintloop.doctor import show, stations
 from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Outcome, fail
@@ -42,12 +44,12 @@ def run_doctor(
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise CommandError(f"--only {name!r} is no station{hint}; there are {', '.join(stations.NAMES)}")
     _quiet()
-    decided = state_dir / "config.toml"
+    decided = decided_file(state_dir)
     try:
-        loaded = load_config([*files, *([decided] if decided.is_file() else [])], settings=settings)
+        loaded = load_config([*files, *([decided] if decided else [])], settings=settings)
     except ConfigError as error:
         visits = [Visit("configuration", [fail("configuration", str(error), Cause.CONFIGURATION_INVALID)], 0.0)]
-        _print(visits, [], as_json=as_json)
+        _print(visits, as_json=as_json)
         raise typer.Exit(CODES[Outcome.FAIL]) from None
     visits = asyncio.run(_walk(loaded, only, as_json=as_json))
     raise typer.Exit(CODES[stations.worst(visits)])
@@ -59,33 +61,37 @@ async def _walk(loaded: LoadedConfig, only: Sequence[str], *, as_json: bool) -> 
 
     def tell(visit: Visit) -> None:
         if not as_json:
-            console.file.write(_masked(console, visit, hidden))
+            show.tell(console, masked(visit, hidden))
 
     async with looking(loaded) as look:
         visits = await stations.visit(look, stations.chosen(only), tell)
     if as_json:
-        _print(visits, hidden, as_json=True)
+        _print([masked(visit, hidden) for visit in visits], as_json=True)
     else:
         show.conclude(console, visits)
     return visits
 
 
-def _masked(console: Console, visit: Visit, hidden: Sequence[str]) -> str:
-    """One station's lines, drawn for ``console``, without any secret."""
-    drawn = Console(
-        file=io.StringIO(),
-        width=console.width,
-        force_terminal=console.is_terminal,
-        color_system=console.color_system,  # type: ignore[arg-type]  # rich types what it gives back as a string
-    )
-    show.tell(drawn, visit)
-    assert isinstance(drawn.file, io.StringIO)
-    return mask(drawn.file.getvalue(), hidden)
+def masked(visit: Visit, hidden: Sequence[str]) -> Visit:
+    """What a station had to say without any secret; before it is drawn, for a line's end may divide one."""
+
+    def shown(value: Any) -> Any:
+        return mask(value, hidden) if isinstance(value, str) else value
+
+    findings = [
+        replace(
+            finding,
+            seen=mask(finding.seen, hidden),
+            rows=[{name: shown(value) for name, value in row.items()} for row in finding.rows],
+        )
+        for finding in visit.findings
+    ]
+    return replace(visit, findings=findings)
 
 
-def _print(visits: Sequence[Visit], hidden: Sequence[str], *, as_json: bool) -> None:
+def _print(visits: Sequence[Visit], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(mask(show.as_json(visits), hidden))
+        typer.echo(show.as_json(visits))
         return
     console = Console()
     for visit in visits:
@@ -103,8 +109,13 @@ def secrets(section: BaseModel) -> list[str]:
                 found.update(secrets(value))
             elif isinstance(value, SecretStr):
                 text = value.get_secret_value()
-                found.add(text.partition("@")[0].rpartition(":")[2] if "://" in text and "@" in text else text)
+                found.add(_password(text) if "://" in text and "@" in text else text)
     return sorted((text for text in found if text and "://" not in text), key=len, reverse=True)
+
+
+def _password(address: str) -> str:
+    """Of ``scheme://user:password@host``; the last @ ends it, for a password may hold others."""
+    return address.partition("://")[2].rpartition("@")[0].partition(":")[2]
 
 
 def mask(text: str, hidden: Sequence[str]) -> str:

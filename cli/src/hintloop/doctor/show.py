@@ -14,6 +14,7 @@ from rich.text import Text
 from hintloop.doctor.causes import EXPLANATIONS
 from hintloop.doctor.finding import Finding, Outcome
 from hintloop.doctor.stations import Visit, first_cause, worst
+from hintloop.terminal import harmless
 
 STYLES = {
     Outcome.OK: "green",
@@ -30,7 +31,7 @@ def tell(console: Console, visit: Visit) -> None:
     """Print what one station had to say: wrapped in columns for a terminal, else in whole lines to search and paste."""
     if not console.is_terminal:
         for line in plain_lines(visit):
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+            console.print(harmless(line), soft_wrap=True, markup=False, highlight=False)
         return
     console.print(Text(visit.station, style="bold"), highlight=False)
     for finding in visit.findings:
@@ -56,7 +57,7 @@ def _lines(finding: Finding) -> RenderableType:
     grid.add_column(width=OUTCOME_WIDTH)
     grid.add_column(width=CHECK_WIDTH)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(str(finding.outcome), style=STYLES[finding.outcome]), Text(finding.check), Text(finding.seen))
+    grid.add_row(Text(str(finding.outcome), style=STYLES[finding.outcome]), Text(finding.check), Text(harmless(finding.seen)))
     if finding.cause is not None:
         explained = EXPLANATIONS[finding.cause]
         grid.add_row("", Text("probable cause", style="dim"), Text(f"{explained.cause} [{finding.cause}]"))
@@ -67,7 +68,7 @@ def _lines(finding: Finding) -> RenderableType:
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(show_edge=False, pad_edge=False, header_style="dim", box=None)
     for name in rows[0]:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     for row in rows:
         table.add_row(*(Text(_shown(value)) for value in row.values()))
     return table
@@ -102,4 +103,4 @@ def as_json(visits: Sequence[Visit]) -> str:
             for visit in visits
         ],
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return harmless(json.dumps(document, indent=2, ensure_ascii=False))

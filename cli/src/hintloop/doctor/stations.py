@@ -75,6 +75,9 @@ async def visit(look: Look, stations: Sequence[Station], tell: Callable[[Visit],
                 findings = await station.check(look)
         except TimeoutError:
             findings = [fail(station.name, f"no result within {station.limit_s:g} s", station.cause)]
+        except Exception as error:  # one answer that nobody expected must not hide what the other stations find
+            seen = f"the check itself failed: {type(error).__name__}: {error}"
+            findings = [fail(station.name, seen, station.cause)]
         visits.append(Visit(station.name, findings, time.perf_counter() - started))
         tell(visits[-1])
     return visits

@@ -57,7 +57,7 @@ def plots(runs: Sequence[Run]) -> list[Plot]:
 
 def _plot(title: str, draw: Callable[[Axes], None]) -> Plot:
     # No display, no global state: a figure of its own. The same run gives the same file.
-    with mpl.rc_context({"svg.hashsalt": "hintloop", "svg.fonttype": "none", "font.size": 9}):
+    with mpl.rc_context({"svg.hashsalt": "hintloop", "svg.fonttype": "none", "font.size": 9, "text.parse_math": False}):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
         axes = figure.subplots()
         draw(axes)

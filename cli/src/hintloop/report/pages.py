@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from hintloop.report.figures import plots
 from hintloop.report.runs import Run
 from hintloop.report.summary import Table, comparison, tables
+from hintloop.terminal import harmless
 
 #: Users ask why a loss that learns does not fall.
 NOTE = (
@@ -18,6 +20,10 @@ NOTE = (
     "so it says nothing of progress by itself. What should move is the gap between teacher and student (towards 0) "
     "under OPD, the KL under Top-K, and the score under binary and combined."
 )
+
+
+#: What Markdown gives a meaning inside a line.
+_MARKS = re.compile(r"[\\`*_\[\]<>|!&~$]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +70,10 @@ def _render(name: str, **values: Any) -> str:
         keep_trailing_newline=True,
         trim_blocks=False,
     )
-    environment.filters["cell"] = _cell
+    environment.filters |= {"plain": _plain, "harmless": harmless}
     return environment.get_template(name).render(**values)
 
 
-def _cell(text: str) -> str:
-    """A Markdown table's cell: no line breaks, no bars."""
-    return " ".join(text.split()).replace("|", "\\|")
+def _plain(text: str) -> str:
+    """Text in Markdown as it is: no line breaks, and no mark that would be read as a link, a picture or a tag."""
+    return _MARKS.sub(r"\\\g<0>", harmless(" ".join(text.split())))

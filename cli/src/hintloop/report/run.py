@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from hintloop.deployment import decided_file
 from hintloop.errors import CommandError
 from hintloop.report.runs import read_run
 from hintloop.report.token_classes import classifier
@@ -41,8 +42,8 @@ def tokenizer_of(directory: Path) -> Path:
     current = directory / "weights" / "current"
     if (current / "tokenizer.json").is_file():
         return current
-    decided = directory / "config.toml"
-    if decided.is_file():
+    decided = decided_file(directory)
+    if decided is not None:
         model = tomllib.loads(decided.read_text(encoding="utf-8")).get("model", {})
         return Path(model.get("tokenizer_path") or model.get("student_model_path") or directory)
     return directory

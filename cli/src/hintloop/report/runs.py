@@ -1,6 +1,5 @@
 """A run as it was written: figures of every step, and per-token differences of the first hundred.
 
-Owns the reading of `metrics.jsonl` and `teacher_logprobs.jsonl`; what they mean stands in the trainer's README.
 Legend: N = tokens of all answers that were kept, end to end.
 """
 
@@ -11,26 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hintloop.errors import CommandError
-
-METRICS_FILE, TOKENS_FILE = "metrics.jsonl", "teacher_logprobs.jsonl"
-
-
-class KeptAnswer(msgspec.Struct, frozen=True):
-    """One answer of `teacher_logprobs.jsonl`; lists are ``[T]``, nats at temperature 1."""
-
-    step: int
-    turn_id: str
-    response_ids: list[int]
-    teacher_logprobs: list[float]
-    old_logprobs: list[float]
-    advantages: list[float]
-    hint: str | None = None
-    score: int | None = None
+from hintloop.trainer_files import METRICS_FILE, KeptAnswer, read_answers, read_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +70,22 @@ def read_run(directory: Path, first: int) -> Run:
     Raises:
         CommandError: nothing was trained there, or a file is no run's.
     """
-    from hintloop_trainer.metrics.jsonl import surviving
-
     path = directory / METRICS_FILE
     if not path.is_file():
         raise CommandError(
             f"{str(directory)!r} holds no {METRICS_FILE}: nothing was trained there yet. Give the directory in which "
             "training.checkpoint_dir lies (`.hintloop`, `.hintloop/demo`)"
         )
-    steps = surviving(path.read_bytes().splitlines())
+    steps = read_steps(directory)
     if not steps:
         raise CommandError(f"{path} holds no step yet; wait for the first one")
-    answers = [answer for answer in _answers(directory / TOKENS_FILE) if answer.step <= first]
+    answers = [answer for answer in read_answers(directory) if answer.step <= first]
     scores: dict[int, list[int]] = {}
     for answer in answers:
         if answer.score is not None:
             scores.setdefault(answer.step, []).append(answer.score)
     hints = Counter(answer.hint for answer in answers if answer.hint is not None)
     return Run(directory.resolve().name, directory, steps, _joined(answers), len(answers), hints, scores)
-
-
-def _answers(path: Path) -> list[KeptAnswer]:
-    if not path.is_file():
-        return []
-    # The last line may be written to just now.
-    lines = [line for line in path.read_bytes().split(b"\n")[:-1] if line.strip()]
-    try:
-        return [msgspec.json.decode(line, type=KeptAnswer) for line in lines]
-    except msgspec.MsgspecError as error:
-        raise CommandError(f"{path} cannot be read: {error}; is it of another version?") from error
 
 
 def _joined(answers: list[KeptAnswer]) -> Tokens:

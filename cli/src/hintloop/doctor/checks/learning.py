@@ -35,7 +35,7 @@ async def check(look: Look) -> list[Finding]:
     )
     seen = f"mean {mean:+.3f}, deviation {std:.3f}, {positive:.0%} above and {negative:.0%} below 0, step {steps:.0f}"
     findings = [_advantages(seen, mean, std, max(positive, negative), steps)]
-    drift = figures.get("engine_difference_abs_mean") or figures.get("engine_difference_abs")
+    drift = figures.get("engine_difference_abs_mean")
     if drift is not None:
         findings.append(_drift(drift, DRIFT[look.config.model.dtype]))
     return findings

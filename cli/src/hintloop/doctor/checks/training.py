@@ -23,7 +23,8 @@ async def check_setup(look: Look) -> list[Finding]:
 def _setup(look: Look) -> list[Finding]:
     from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
     from hintloop_trainer.losses.loading import load_loss
-    from hintloop_trainer.megatron.model import read_architecture
+    from hintloop_trainer.megatron.model import check_layout, read_architecture
+    from hintloop_trainer.megatron.parallel import smallest
 
     findings = []
     try:
@@ -35,17 +36,23 @@ def _setup(look: Look) -> list[Finding]:
         arch = read_architecture(look.config.model.student_model_path)
     except HintloopError as error:
         return [*findings, fail("model", str(error), Cause.STUDENT_UNREADABLE)]
-    return [*findings, ok("model", f"{arch.family}, {arch.num_layers} layers of {arch.hidden_size}"), _memory(look)]
+    findings.append(ok("model", f"{arch.family}, {arch.num_layers} layers of {arch.hidden_size}"))
+    try:
+        check_layout(arch, smallest(look.config.training))
+    except HintloopError as error:
+        return [*findings, fail("layout", str(error), Cause.LAYOUT_DOES_NOT_FIT)]
+    return [*findings, _memory(look)]
 
 
 def _memory(look: Look) -> Finding:
-    """Layout and memory, for as many processes as the layout needs, or as the running trainer has."""
+    """Memory of the fewest processes that the layout can do with."""
     from hintloop_trainer.memory.check import report
 
     try:
         found = report(look.config, directory=look.loaded.directory)
     except HintloopError as error:
-        return fail("layout", str(error), Cause.LAYOUT_DOES_NOT_FIT)
+        # Of a custom loss that cannot be read, which was said before.
+        return skipped("memory", str(error))
     peak = f"at most {found.estimate.peak / 2**30:.1f} GiB a process"
     running = look.snapshot is not None and look.snapshot.trainer.get("phase", "stopped") not in ("stopped", "failed")
     if not found.shortages or running:

@@ -114,6 +114,30 @@ def check_sizes(world: int, tensor: int, pipeline: int, context: int = 1, expert
         )
 
 
+def smallest(keys: LayoutKeys) -> Layout:
+    """The first rank's place among as few processes as the sizes of `[training]` need; joins no group."""
+    tensor, pipeline, context = (
+        keys.tensor_model_parallel_size,
+        keys.pipeline_model_parallel_size,
+        keys.context_parallel_size,
+    )
+    expert = keys.expert_model_parallel_size
+    share = math.lcm(tensor * context, expert)
+    return Layout(
+        rank=0,
+        world_size=pipeline * share,
+        dp_rank=0,
+        dp_size=share // (tensor * context),
+        tp_rank=0,
+        tp_size=tensor,
+        pp_rank=0,
+        pp_size=pipeline,
+        cp_size=context,
+        ep_size=expert,
+        sequence_parallel=keys.sequence_parallel,
+    )
+
+
 def _use_device(local_rank: int) -> None:
     count = torch.cuda.device_count()
     if local_rank >= count:

@@ -1,0 +1,58 @@
+"""What a trainer writes beside its checkpoints: figures of every step, and per-token differences of single answers.
+
+Owns the reading; what they mean stands in `docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hintloop.errors import CommandError
+
+METRICS_FILE, TOKENS_FILE = "metrics.jsonl", "teacher_logprobs.jsonl"
+
+
+class KeptAnswer(msgspec.Struct, frozen=True):
+    """One answer of `teacher_logprobs.jsonl`; lists are ``[T]``, nats at temperature 1.
+
+    ``old_logprobs`` without the hint, ``teacher_logprobs`` with it.
+    """
+
+    step: int
+    turn_id: str
+    response_ids: list[int]
+    teacher_logprobs: list[float]
+    old_logprobs: list[float]
+    advantages: list[float]
+    hint: str | None = None
+    score: int | None = None
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Lines of a file that may be written to just now."""
+    if not path.is_file():
+        return []
+    return [line for line in path.read_bytes().split(b"\n")[:-1] if line.strip()]
+
+
+def read_steps(directory: Path) -> list[dict[str, Any]]:
+    """Figures of the steps that the weights descend from, in order; empty when nothing was trained there."""
+    from hintloop_trainer.metrics.jsonl import surviving
+
+    return surviving(_whole_lines(directory / METRICS_FILE))
+
+
+def read_answers(directory: Path) -> list[KeptAnswer]:
+    """The answers that were kept; empty when none were.
+
+    Raises:
+        CommandError: the file is of another form.
+    """
+    path = directory / TOKENS_FILE
+    try:
+        return [msgspec.json.decode(line, type=KeptAnswer) for line in _whole_lines(path)]
+    except msgspec.MsgspecError as error:
+        raise CommandError(f"{path} cannot be read: {error}; is it of another version?") from error
