@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import pack
+from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
+from hintloop_trainer.learner import Learner
+from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import parallel
+from hintloop_trainer.objective import objective_from
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -89,6 +94,19 @@ def student(tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return save
+
+
+def build_learner(directory: Path, layout: parallel.Layout, **sections: dict[str, Any]) -> Learner:
+    """A learner of the student in ``directory``, float32, four samples a step; ``sections`` are merged over that."""
+    base: dict[str, dict[str, Any]] = {
+        "model": {"student_model_path": str(directory), "dtype": "float32"},
+        "rollout": {"rollout_batch_size": 4},
+        "training": {"train_batch_size": 4},
+    }
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values}
+    config = Config.model_validate(base)
+    return Learner(config, objective_from(config, load_loss(config.custom_loss, [directory])), layout)
 
 
 def make_sample(turn: int = 0, *, num_prompt: int = 5, num_response: int = 4, **fields: Any) -> Sample:

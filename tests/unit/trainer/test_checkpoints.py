@@ -16,35 +16,26 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample
 from hintloop_trainer import checkpoints, durable, generators, starts
 from hintloop_trainer.checkpoints import CheckpointStore, TrainerState
 from hintloop_trainer.errors import CheckpointError
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
-from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron.parallel import Layout
-from hintloop_trainer.objective import objective_from
 from hintloop_trainer.save_part import continued
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from transformers import AutoModelForCausalLM
 
-from .conftest import make_sample
+from .conftest import build_learner, make_sample
 
 PATIENCE_S = 60.0
 
 
 @pytest.fixture
 def learner(student: Callable[..., Path], layout: Layout) -> Learner:
-    config = Config.model_validate(
-        {
-            "model": {"student_model_path": str(student()), "dtype": "float32"},
-            "rollout": {"rollout_batch_size": 2},
-            "training": {"train_batch_size": 2, "learning_rate": 1e-3},
-        }
-    )
-    return Learner(config, objective_from(config, load_loss(None, [])), layout)
+    training = {"train_batch_size": 2, "learning_rate": 1e-3}
+    return build_learner(student(), layout, rollout={"rollout_batch_size": 2}, training=training)
 
 
 def make_step(learner: Learner, *turns: int) -> None:

@@ -20,14 +20,12 @@ from hintloop_trainer.checkpoints import CheckpointStore, TrainerState
 from hintloop_trainer.filling import Filler, filling_from
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
-from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron.parallel import Layout
-from hintloop_trainer.objective import objective_from
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM
 
-from .conftest import VOCAB, make_sample
+from .conftest import VOCAB, build_learner, make_sample
 
 HINT = [17, 99, 4]
 
@@ -43,19 +41,15 @@ def unscored(turn: int, *, hinted: bool) -> Sample:
 def make_learner(
     directory: Path, layout: Layout, *, topk: bool = False, **sections: Any
 ) -> tuple[Learner, Config, Any]:
-    custom = "topk_reverse_kl.py" if topk else None
     base: dict[str, Any] = {
-        "model": {"student_model_path": str(directory), "dtype": "float32"},
-        "rollout": {"rollout_batch_size": 4},
-        "training": {"train_batch_size": 4, "learning_rate": 1e-2, "custom_loss_path": custom},
+        "training": {"learning_rate": 1e-2, "custom_loss_path": "topk_reverse_kl.py" if topk else None},
         "prm": {"teacher_source": "trainer"},
         "topk_opd": {"top_k": 5},
     }
     for name, values in sections.items():
         base[name] = {**base.get(name, {}), **values}
-    config = Config.model_validate(base)
-    loss = load_loss(custom, [directory])
-    return Learner(config, objective_from(config, loss), layout), config, loss
+    learner = build_learner(directory, layout, **base)
+    return learner, learner.config, learner.objective.loss
 
 
 class Here:

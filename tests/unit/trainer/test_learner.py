@@ -9,19 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer import batch as batching
 from hintloop_trainer.errors import LossError, TrainingError
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import cpu, logprobs, weights
 from hintloop_trainer.megatron.parallel import Layout
-from hintloop_trainer.objective import objective_from
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .conftest import VOCAB, make_sample
+from .conftest import VOCAB, build_learner, make_sample
 
 SAMPLES = [
     make_sample(turn, num_prompt=3 + turn, num_response=2 + 3 * turn, sampling=Sampling(temperature=0.7))
@@ -30,19 +27,11 @@ SAMPLES = [
 
 
 def make_learner(directory: Path, layout: Layout, **training: Any) -> Learner:
-    custom = training.pop("custom_loss_path", None)
-    estimator = training.pop("estimator", "on_policy_distillation")
-    prm, advantage = training.pop("prm", {}), training.pop("advantage", {})
-    config = Config.model_validate(
-        {
-            "model": {"student_model_path": str(directory), "dtype": training.pop("dtype", "float32")},
-            "rollout": {"rollout_batch_size": 4},
-            "training": {"train_batch_size": 4, "grad_clip": 0.0, "custom_loss_path": custom, **training},
-            "advantage": {"estimator": estimator, **advantage},
-            "prm": prm,
-        }
-    )
-    return Learner(config, objective_from(config, load_loss(custom, [directory])), layout)
+    sections = {name: training.pop(name, {}) for name in ("prm", "advantage")}
+    estimator = {"estimator": training.pop("estimator", "on_policy_distillation")}
+    sections["advantage"] = {**estimator, **sections["advantage"]}
+    model = {"dtype": training.pop("dtype", "float32")}
+    return build_learner(directory, layout, model=model, training={"grad_clip": 0.0, **training}, **sections)
 
 
 def encoded(samples: list[Sample]) -> list[bytes]:

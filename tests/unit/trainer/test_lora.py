@@ -12,21 +12,18 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hintloop_contract.config.schema import Config
 from hintloop_trainer import forced
 from hintloop_trainer.checkpoints import CheckpointStore, TrainerState, check_same_model
 from hintloop_trainer.errors import CheckpointError, ModelError
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
-from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import adapter, cpu, logprobs, lora, weights
 from hintloop_trainer.megatron.parallel import Layout
-from hintloop_trainer.objective import objective_from
 from hintloop_trainer.snapshot import adopt
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .conftest import make_sample
+from .conftest import build_learner, make_sample
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 SAMPLES = [msgspec.msgpack.encode(make_sample(turn, num_response=3 + turn)) for turn in range(4)]
@@ -34,15 +31,12 @@ SAMPLES = [msgspec.msgpack.encode(make_sample(turn, num_response=3 + turn)) for 
 
 def make_learner(directory: Path, layout: Layout, **sections: Any) -> Learner:
     base: dict[str, dict[str, Any]] = {
-        "model": {"student_model_path": str(directory), "dtype": "float32"},
-        "rollout": {"rollout_batch_size": 4},
-        "training": {"train_batch_size": 4, "learning_rate": 1e-2},
+        "training": {"learning_rate": 1e-2},
         "lora": {"enabled": True, "rank": 4, "alpha": 12},
     }
     for name, values in sections.items():
         base[name] = {**base.get(name, {}), **values}
-    config = Config.model_validate(base)
-    return Learner(config, objective_from(config, load_loss(None, [directory])), layout)
+    return build_learner(directory, layout, **base)
 
 
 def train(learner: Learner, steps: int = 2) -> list[float]:

@@ -11,20 +11,18 @@ import msgspec
 import pytest
 import torch
 import torch.nn.functional as functional
-from hintloop_contract.config.schema import Config, TrainingSection
+from hintloop_contract.config.schema import TrainingSection
 from hintloop_trainer import batch as batching
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import attention, cpu, logprobs, weights
 from hintloop_trainer.megatron.mlp import swiglu
 from hintloop_trainer.megatron.norm import RootMeanSquareNorm
 from hintloop_trainer.megatron.parallel import Layout
-from hintloop_trainer.objective import objective_from
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from .conftest import VOCAB, make_sample
+from .conftest import VOCAB, build_learner, make_sample
 
 CPU = torch.device("cpu")
 SHAPES = [(3, 2), (9, 4), (1, 7), (20, 1), (6, 6)]
@@ -36,14 +34,8 @@ def example(turn: int, num_tokens: int) -> batching.Example:
 
 
 def make_learner(directory: Path, layout: Layout, **training: Any) -> Learner:
-    config = Config.model_validate(
-        {
-            "model": {"student_model_path": str(directory), "dtype": "float32"},
-            "rollout": {"rollout_batch_size": 5},
-            "training": {"train_batch_size": 5, "max_staleness_steps": 8, "grad_clip": 0.0, **training},
-        }
-    )
-    return Learner(config, objective_from(config, load_loss(None, [])), layout)
+    keys = {"train_batch_size": 5, "max_staleness_steps": 8, "grad_clip": 0.0, **training}
+    return build_learner(directory, layout, rollout={"rollout_batch_size": 5}, training=keys)
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:

@@ -8,28 +8,25 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from hintloop_contract.config.schema import Config
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron import parallel
-from hintloop_trainer.objective import objective_from
 from hintloop_trainer.snapshot import Snapshot, adopt
 
-from .conftest import make_sample
+from .conftest import build_learner, make_sample
 
 
 def learner_of(
-    directory: Path, layout: parallel.Layout, tmp_path: Path, dtype: str = "float32", **sections: object
+    directory: Path, layout: parallel.Layout, tmp_path: Path, dtype: str = "float32", **sections: dict[str, object]
 ) -> Learner:
-    config = Config.model_validate(
-        {
-            "model": {"student_model_path": str(directory), "dtype": dtype, "max_seq_len": 64},
-            "training": {"train_batch_size": 2, "learning_rate": 1e-2, "checkpoint_dir": tmp_path / "checkpoints"},
-            "rollout": {"rollout_batch_size": 2},
-            **sections,
-        }
+    training = {"train_batch_size": 2, "learning_rate": 1e-2, "checkpoint_dir": tmp_path / "checkpoints"}
+    return build_learner(
+        directory,
+        layout,
+        model={"dtype": dtype, "max_seq_len": 64},
+        rollout={"rollout_batch_size": 2},
+        training=training,
+        **sections,
     )
-    return Learner(config, objective_from(config, load_loss(None, [])), layout)
 
 
 def step(learner: Learner, turn: int) -> None:
