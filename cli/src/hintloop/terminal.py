@@ -1,4 +1,4 @@
-"""Text that others wrote (agents, engines, judges), made fit to be shown: nothing in it moves a cursor or turns a line."""
+"""Text that others wrote (agents, engines, judges), fit to be shown: nothing in it moves a cursor or turns a line."""
 
 from __future__ import annotations
 

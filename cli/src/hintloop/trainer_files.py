@@ -6,13 +6,17 @@ Owns the reading; what they mean stands in `docs/metrics.md`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from hintloop.errors import CommandError
 
 METRICS_FILE, TOKENS_FILE = "metrics.jsonl", "teacher_logprobs.jsonl"
+
+
+#: No vocabulary is as large; tokenizers take ids of 32 bits.
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class KeptAnswer(msgspec.Struct, frozen=True):
@@ -23,12 +27,17 @@ class KeptAnswer(msgspec.Struct, frozen=True):
 
     step: int
     turn_id: str
-    response_ids: list[int]
+    response_ids: list[TokenId]
     teacher_logprobs: list[float]
     old_logprobs: list[float]
     advantages: list[float]
     hint: str | None = None
     score: int | None = None
+
+    def __post_init__(self) -> None:
+        columns = (self.teacher_logprobs, self.old_logprobs, self.advantages)
+        if any(len(column) != len(self.response_ids) for column in columns):
+            raise ValueError(f"the lists of turn {self.turn_id} have different lengths")
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -54,5 +63,5 @@ def read_answers(directory: Path) -> list[KeptAnswer]:
     path = directory / TOKENS_FILE
     try:
         return [msgspec.json.decode(line, type=KeptAnswer) for line in _whole_lines(path)]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CommandError(f"{path} cannot be read: {error}; is it of another version?") from error

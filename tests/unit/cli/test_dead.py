@@ -35,7 +35,7 @@ def deployment(redis_url: str, tmp_path: Path) -> Path:
             message = Capture(turn_id=turn_id, engine="vllm", engine_url="e", request=b"{}", start_ms=1, end_ms=2)
             await broker.append(CAPTURES, message)
             (entry,) = await broker.read(CAPTURES, "c", 1, 1)
-            await broker.fail(entry, stage="link", error=f"no\n{turn_id}", traceback="at x.py", max_attempts=1)
+            await broker.fail(entry, stage="link", error=f"no\n\x1b[2J{turn_id}", traceback="at x.py", max_attempts=1)
         await broker.close()
 
     asyncio.run(fill())
@@ -52,8 +52,8 @@ def dead(*arguments: str, config: Path) -> Result:
 def test_list_requeue_purge(deployment: Path) -> None:
     lines = dead("list", config=deployment).stdout.splitlines()
     assert [line.split("  ")[2:] for line in lines] == [
-        ["captures", "turn t1", "no t1"],
-        ["captures", "turn t2", "no t2"],
+        ["captures", "turn t1", r"no \u001b[2Jt1"],
+        ["captures", "turn t2", r"no \u001b[2Jt2"],
     ]
     documents = [json.loads(line) for line in dead("list", "--json", config=deployment).stdout.splitlines()]
     assert documents[0]["traceback"] == "at x.py"

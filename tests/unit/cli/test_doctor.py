@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from hintloop.commands import app
-from hintloop.doctor import run, stations
+from hintloop.doctor import run, show, stations
 from hintloop.doctor.causes import EXPLANATIONS, Cause
 from hintloop.doctor.checks import configuration, judging, learning, policy, prm, redis, traffic, training
-from hintloop.doctor.finding import Finding, Outcome
+from hintloop.doctor.finding import Finding, Outcome, fail, ok
 from hintloop.doctor.look import Look, looking
+from hintloop.doctor.stations import Station, Visit
 from hintloop.funnel import Snapshot
 from hintloop_contract.broker import StreamCounts, WeightsState
 from hintloop_contract.config import load_config
@@ -23,6 +26,7 @@ from hintloop_contract.messages import Judgement, Vote
 from hintloop_contract.streams import FUNNEL, STREAMS
 from hintloop_judge.backends import Opinion
 from hintloop_teacher.errors import ProbeReason
+from rich.console import Console
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
@@ -361,6 +365,55 @@ def test_secrets_are_masked_in_both_forms(tmp_path: Path) -> None:
         assert "redis_away" in result.stdout
         assert "127.0.0.1" not in result.stdout and run.MASK in result.stdout
     assert run.secrets(load_config([path], environ={}).config) == ["127.0.0.1", "hunter2"]
+
+
+SECRET = "sk-0123456789abcdef"
+HOSTILE = Visit(
+    "judge", [fail("judge", f"{'x' * 70} {SECRET} \x1b[2J", Cause.VOTES_FAIL, [{"hint": SECRET, "n": 1}])], 0.1
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
+def test_no_end_of_a_line_divides_a_secret_so_that_it_is_not_masked(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    show.tell(console, run.masked(HOSTILE, [SECRET]))
+    assert isinstance(console.file, io.StringIO)
+    shown = re.sub(r"\s", "", console.file.getvalue())
+    assert SECRET not in shown and "0123456789" not in shown
+    assert shown.count(run.MASK) == 2
+
+
+def test_what_engines_say_moves_no_cursor() -> None:
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None)
+        show.tell(console, HOSTILE)
+        assert isinstance(console.file, io.StringIO)
+        assert "\x1b[2J" not in console.file.getvalue() and "\\u001b[2J" in console.file.getvalue()
+    assert json.loads(show.as_json([HOSTILE]))["stations"][0]["findings"][0]["seen"].endswith("\x1b[2J")
+
+
+def test_secrets_in_json_are_masked_whatever_they_are_made_of() -> None:
+    quoted = 'a"b\\c'
+    visit = Visit("judge", [fail("judge", f"key {quoted} refused", Cause.JUDGE_KEY_WRONG)], 0.1)
+    document = json.loads(show.as_json([run.masked(visit, [quoted])]))
+    assert document["stations"][0]["findings"][0]["seen"] == f"key {run.MASK} refused"
+
+
+def test_a_check_that_meets_something_unexpected_does_not_end_the_walk() -> None:
+    async def broken(_: Any) -> list[Finding]:
+        raise KeyError("url")
+
+    async def good(_: Any) -> list[Finding]:
+        return [ok("good", "all well")]
+
+    chain = [Station("policy", broken, Cause.PROXY_AWAY), Station("traffic", good, Cause.TURNS_DROPPED)]
+    look: Any = None
+    first, second = asyncio.run(stations.visit(look, chain, lambda _: None))
+    assert (first.findings[0].cause, first.findings[0].seen) == (
+        Cause.PROXY_AWAY,
+        "the check itself failed: KeyError: 'url'",
+    )
+    assert second.findings[0].seen == "all well"
 
 
 def test_an_unknown_station_is_a_wrong_call(tmp_path: Path) -> None:

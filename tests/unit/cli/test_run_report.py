@@ -8,9 +8,20 @@ from pathlib import Path
 
 import pytest
 from hintloop.commands import app
+from hintloop.errors import CommandError
 from hintloop.report import figures, summary
 from hintloop.report.runs import read_run
-from hintloop.report.token_classes import BREAK, ENDS, NUMBER, OTHER, PUNCTUATION, WORD_PART, WORD_START, class_of
+from hintloop.report.token_classes import (
+    BREAK,
+    ENDS,
+    NUMBER,
+    OTHER,
+    PUNCTUATION,
+    WORD_PART,
+    WORD_START,
+    class_of,
+    classifier,
+)
 from hintloop_trainer.metrics.jsonl import MetricsFile
 from typer.testing import CliRunner
 
@@ -139,3 +150,59 @@ def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "version": 2}\n')
     (tmp_path / "teacher_logprobs.jsonl").write_text('{"step": "x"}\n')
     assert "another version" in str(CliRunner().invoke(app, ["report", str(tmp_path)]).exception)
+
+
+HINT = "<script>alert(1)</script> ![x](http://tracker/p.png) \x1b[31mred \u202egnol &lt; a|b \\"
+
+
+def test_what_agents_wrote_stays_text_in_both_forms(tmp_path: Path) -> None:
+    directory = tmp_path / "$a$ <b>run"
+    writer = MetricsFile(directory / "metrics.jsonl", "run-1")
+    writer.begin(0)
+    writer.write({"step": 1, "version": 2, "loss": 1.0, "effective_loss": "<i>mine</i>.py"})
+    (directory / "teacher_logprobs.jsonl").write_text(answer(1, [1.0, -1.0], hint=HINT))
+    arguments = ["report", str(directory), "--against", str(directory), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    page, markdown = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md"))
+    for text in (page, markdown):
+        assert "\x1b" not in text and "\u202e" not in text
+        assert not re.search(r"(?<!\\)<(script|b|i)>", text)
+    assert "&lt;script&gt;" in page and "\\u001b[31mred" in page and "$a$" in page
+    assert "!\\[x\\](http" in markdown and "a\\|b" in markdown and "\\&lt;" in markdown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps(json.loads(answer(1, [1.0])) | {"response_ids": [-1]}),
+        json.dumps(json.loads(answer(1, [1.0])) | {"response_ids": [2**40]}),
+        json.dumps(json.loads(answer(1, [1.0])) | {"old_logprobs": []}),
+        json.dumps(json.loads(answer(1, [1.0])) | {"advantages": [float("nan")]}),
+        "[" * 100_000,
+    ],
+    ids=["negative", "huge", "lengths", "nan", "deep"],
+)
+def test_tokens_that_cannot_be_are_refused(run_dir: Path, line: str) -> None:
+    (run_dir / "teacher_logprobs.jsonl").write_text(line + "\n")
+    error = CliRunner().invoke(app, ["report", str(run_dir)]).exception
+    assert isinstance(error, CommandError) and "cannot be read" in str(error)
+
+
+def test_ids_out_of_the_vocabulary_are_of_no_kind(run_dir: Path) -> None:
+    classify = classifier(Path(save_student(run_dir / "student")))
+    assert classify(2**31 - 1) in (BREAK, OTHER)
+
+
+def test_a_broken_tokenizer_is_named(run_dir: Path) -> None:
+    (run_dir / "student").mkdir()
+    (run_dir / "student" / "tokenizer.json").write_text("{")
+    error = CliRunner().invoke(app, ["report", str(run_dir), "--tokenizer", str(run_dir / "student")]).exception
+    assert isinstance(error, CommandError) and "is no tokenizer" in str(error)
+
+
+def test_lines_that_are_no_step_are_left_out(run_dir: Path) -> None:
+    path = run_dir / "metrics.jsonl"
+    junk = [b"1", b"null", b"[]", b'{"step": "7"}', b'{"loss": 1.0}', b'{"step": 1e400}', b"\xff", b"[" * 100_000]
+    path.write_bytes(b"\n".join([*junk, path.read_bytes()]))
+    assert [step["loss"] for step in read_run(run_dir, 100).steps] == [float(step) for step in range(1, 13)]

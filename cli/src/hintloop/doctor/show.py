@@ -57,7 +57,9 @@ def _lines(finding: Finding) -> RenderableType:
     grid.add_column(width=OUTCOME_WIDTH)
     grid.add_column(width=CHECK_WIDTH)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(str(finding.outcome), style=STYLES[finding.outcome]), Text(finding.check), Text(harmless(finding.seen)))
+    grid.add_row(
+        Text(str(finding.outcome), style=STYLES[finding.outcome]), Text(finding.check), Text(harmless(finding.seen))
+    )
     if finding.cause is not None:
         explained = EXPLANATIONS[finding.cause]
         grid.add_row("", Text("probable cause", style="dim"), Text(f"{explained.cause} [{finding.cause}]"))

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from hintloop_contract.errors import HintloopError
+
 from hintloop.doctor.causes import Cause
 from hintloop.doctor.checks import configuration, judging, learning, policy, prm, redis, teaching, traffic, training
 from hintloop.doctor.finding import Finding, Outcome, fail
@@ -75,7 +77,8 @@ async def visit(look: Look, stations: Sequence[Station], tell: Callable[[Visit],
                 findings = await station.check(look)
         except TimeoutError:
             findings = [fail(station.name, f"no result within {station.limit_s:g} s", station.cause)]
-        except Exception as error:  # one answer that nobody expected must not hide what the other stations find
+        except (AttributeError, HintloopError, LookupError, OSError, TypeError, ValueError) as error:
+            # An answer of a form that nobody expected must not hide what the other stations find.
             seen = f"the check itself failed: {type(error).__name__}: {error}"
             findings = [fail(station.name, seen, station.cause)]
         visits.append(Visit(station.name, findings, time.perf_counter() - started))

@@ -21,9 +21,8 @@ NOTE = (
     "under OPD, the KL under Top-K, and the score under binary and combined."
 )
 
-
 #: What Markdown gives a meaning inside a line.
-_MARKS = re.compile(r"[\\`*_\[\]<>|!&~$]")
+_MARKS = re.compile(r"[\\`*\[\]<>|]|&(?=#?\w+;)")
 
 
 @dataclass(frozen=True, slots=True)

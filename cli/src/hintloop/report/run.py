@@ -38,12 +38,19 @@ def run_report(directory: Path, against: Path | None, out: Path | None, tokenize
 
 
 def tokenizer_of(directory: Path) -> Path:
-    """The student's directory by the newest weights of the run, else by the stack's configuration."""
+    """The student's directory by the newest weights of the run, else by the stack's configuration.
+
+    Raises:
+        CommandError: that cannot be read.
+    """
     current = directory / "weights" / "current"
     if (current / "tokenizer.json").is_file():
         return current
     decided = decided_file(directory)
     if decided is not None:
-        model = tomllib.loads(decided.read_text(encoding="utf-8")).get("model", {})
+        try:
+            model = tomllib.loads(decided.read_text(encoding="utf-8")).get("model", {})
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{decided} cannot be read: {error}; give --tokenizer") from error
         return Path(model.get("tokenizer_path") or model.get("student_model_path") or directory)
     return directory

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from hintloop.errors import CommandError
+
 ENDS, BREAK, NUMBER, PUNCTUATION, WORD_START, WORD_PART, OTHER = (
     "end of turn, control",
     "line break, blanks",
@@ -37,11 +39,18 @@ def class_of(text: str, *, control: bool) -> str:
 
 
 def classifier(tokenizer_dir: Path) -> Callable[[int], str]:
-    """The class of a token id under the run's tokenizer; every id is ``other`` where there is none."""
+    """The class of a token id under the run's tokenizer; every id is ``other`` where there is none.
+
+    Raises:
+        CommandError: it cannot be read.
+    """
     file = tokenizer_dir / "tokenizer.json"
     if not file.is_file():
         return lambda _: OTHER
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise CommandError(f"{file} is no tokenizer: {error}; give the student's directory by --tokenizer") from error
     control = {token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
 
     def found(token_id: int) -> str:

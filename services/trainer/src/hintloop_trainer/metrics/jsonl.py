@@ -59,17 +59,25 @@ def _is_torn(path: Path) -> bool:
 
 
 def surviving(lines: Iterable[bytes | str]) -> list[dict[str, Any]]:
-    """Of the file's lines those of steps that the weights descend from, in order; torn lines are left out."""
+    """Of the file's lines those of steps that the weights descend from, in order; torn ones, and such as are no step's,
+    are left out."""
     kept: list[dict[str, Any]] = []
     stretch: tuple[Any, ...] | None = None
     for line in lines:
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(found, dict) or not all(_is_count(found.get(name, 0)) for name in ("step", "from_step")):
             continue
         mine = (found.get("run"), found.get("stretch"))
         if stretch is not None and mine != stretch:
             kept = [earlier for earlier in kept if earlier["step"] <= found.get("from_step", 0)]
         stretch = mine
-        kept.append(found)
+        if "step" in found:
+            kept.append(found)
     return kept
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
