@@ -51,7 +51,7 @@ class TrainingSection(LayoutKeys, LossKeys):
     grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     max_staleness_steps: Positive = 4
-    """Samples made by weights more than this many versions behind drop as `stale`."""
+    """Samples made by weights more than this many optimizer steps behind the released ones drop as `stale`."""
     allow_mixed_version: bool = False
     """Train answers during which the weights changed."""
     allow_constrained: bool = True

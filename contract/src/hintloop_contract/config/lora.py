@@ -26,10 +26,9 @@ class LoraSection(Section):
     alpha: PositiveFloat = 32.0
     """Scale of what adapters add, as alpha / rank."""
     dropout: float = 0.0
-    """Must be 0: see the message."""
+    """Must be 0: the policy that is differentiated has to be the one that answered."""
     target_modules: list[str] | Literal["all-linear"] = ALL_LINEAR
     """Layers that get adapters, by their Hugging Face names; `all-linear` is every one of them."""
-
     publish: Literal["adapter", "merged"] = "adapter"
     """What engines are given: the adapter, which they load beside the student's weights, or whole weights into which
     it is merged, for engines that take no adapters."""

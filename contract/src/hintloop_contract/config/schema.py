@@ -149,15 +149,6 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _adapters(self) -> Config:
-        if self.lora.as_adapter and self.publishing.transport == "process_group":
-            raise ValueError(
-                "publishing.transport process_group sends whole weights, and with lora.publish adapter engines read "
-                "adapters from publishing.weights_dir; set transport = 'disk', or lora.publish = 'merged'"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _reference_kl(self) -> Config:
         opd = self.advantage.estimator == "on_policy_distillation"
         if opd and self.training.kl_coef and not self.training.force_kl:

@@ -25,7 +25,7 @@ from hintloop_trainer.gate_part import GatePart
 from hintloop_trainer.lineage import MEMORY, Lineage, Released
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
-from hintloop_trainer.publish.release import NOTE, read_note, versions_on_disk
+from hintloop_trainer.publish.release import NOTE, is_like, read_note, versions_on_disk
 from hintloop_trainer.publish_part import PublishPart
 from hintloop_trainer.save_part import SavePart
 from hintloop_trainer.waiting import Waiting
@@ -165,13 +165,15 @@ class ControlPart:
     def restorable(self) -> dict[int, bool]:
         """Versions that can be gone back to, newest first, and whether their optimizer is left."""
         weights_dir = Path(self._deps.config.publishing.weights_dir).resolve()
-        whole = [v for v in versions_on_disk(weights_dir) if (weights_dir / str(v) / NOTE).is_file()]
         with_optimizer = self._checkpointed()
-        lora = self._deps.config.lora
-        if lora.enabled and not lora.as_adapter:
-            # A version's files hold base and adapter merged, of which the adapter cannot be told.
-            whole = []
-        return {version: version in with_optimizer for version in sorted({*whole, *with_optimizer}, reverse=True)}
+        # Merged weights are not among them: what of them is the adapter cannot be told.
+        alone = [
+            version
+            for version in versions_on_disk(weights_dir)
+            if (weights_dir / str(version) / NOTE).is_file()
+            and is_like(weights_dir / str(version), self._deps.config.lora)
+        ]
+        return {version: version in with_optimizer for version in sorted({*alone, *with_optimizer}, reverse=True)}
 
     def _checkpointed(self) -> dict[int, Path]:
         """Checkpoints of a version's very state, by the version."""

@@ -34,7 +34,7 @@ from hintloop_trainer.megatron import cpu, parallel
 from hintloop_trainer.memory import check as memory_check
 from hintloop_trainer.metrics import serving, wandb_run
 from hintloop_trainer.metrics.prometheus import PrometheusSink
-from hintloop_trainer.metrics.sinks import sinks_from
+from hintloop_trainer.metrics.sinks import Sinks, sinks_from
 from hintloop_trainer.objective import objective_from
 from hintloop_trainer.points import Reached, pass_by
 from hintloop_trainer.prm_client import PrmClient
@@ -153,21 +153,17 @@ def lead(
 
     ``gate`` stands in for the one that the configuration asks for.
     """
+    run, ending, prm = new_id(), asyncio.Event(), PrmClient(config.prm, config.topk_opd.logprobs_dtype)
     gate = gate or gate_from(config, CONTROLS[config.rollout.engine])
-    source = _source(config, loss, broker, vocab_size)
-    ending = asyncio.Event()
-    run, prometheus = new_id(), PrometheusSink()
-    _serve_metrics(config, prometheus, background, ending)
-    prm = PrmClient(config.prm, config.topk_opd.logprobs_dtype)
     deps = LoopDeps(
         config=config,
         ranks=ranks,
         background=background,
         broker=broker,
-        source=source,
+        source=_source(config, loss, broker, vocab_size),
         publisher=publisher,
         probe_ids=probe_ids(Path(config.tokenizer_dir), vocab_size),
-        sinks=sinks_from(config, run, prometheus),
+        sinks=_sinks(config, run, background, ending),
         trace_file=TraceFile(config.training.checkpoint_dir.parent / "teacher_logprobs.jsonl"),
         filling=filling_from(config, loss, vocab_size),
         prm=prm,
@@ -178,31 +174,38 @@ def lead(
         gate=gate,
         reached=reached,
     )
+    return _run(deps)
+
+
+def _run(deps: LoopDeps) -> Progress:
+    """Run the loop between the start and the end of what goes on beside it."""
+    background, ending = deps.background, deps.ending
     loop = TrainingLoop(deps)
     loop.resume()
-    background.run(source.start())
-    background.run(publisher.restore())
-    background.keep("reading samples", source.serve(ending))
-    interval_s = config.publishing.reconcile_interval_s
-    background.keep("reconciling engines", reconcile_forever(publisher, interval_s, ending))
+    background.run(deps.source.start())
+    background.run(deps.publisher.restore())
+    background.keep("reading samples", deps.source.serve(ending))
+    interval_s = deps.config.publishing.reconcile_interval_s
+    background.keep("reconciling engines", reconcile_forever(deps.publisher, interval_s, ending))
     try:
         return loop.run()
     finally:
         background.loop.call_soon_threadsafe(ending.set)
         background.finish(timeout_s=30)
-        background.run(prm.close())
-        if gate is not None:
-            background.run(gate.close())
+        background.run(deps.prm.close())
+        if deps.gate is not None:
+            background.run(deps.gate.close())
         deps.sinks.close()
 
 
-def _serve_metrics(config: Config, prometheus: PrometheusSink, background: Background, ending: asyncio.Event) -> None:
-    """Serve `/metrics` where a port is configured.
+def _sinks(config: Config, run: str, background: Background, ending: asyncio.Event) -> Sinks:
+    """Where figures go; `/metrics` is served until ``ending`` where a port is configured.
 
     Raises:
-        ConfigError: it cannot be listened on.
+        ConfigError: it cannot be listened on, or a package is not installed.
     """
-    if not config.metrics.port:
-        return
-    listening = listen(config.metrics.host, config.metrics.port, "metrics")
-    background.keep("serving metrics", serving.serve(prometheus.registry, listening, ending))
+    prometheus = PrometheusSink()
+    if config.metrics.port:
+        listening = listen(config.metrics.host, config.metrics.port, "metrics")
+        background.keep("serving metrics", serving.serve(prometheus.registry, listening, ending))
+    return sinks_from(config, run, prometheus)

@@ -41,7 +41,7 @@ def packed_row(lengths: Sequence[int], multiple: int, device: torch.device) -> P
     )
 
 
-class CausalAttention(MegatronModule):  # type: ignore[misc]
+class CausalAttention(MegatronModule):  # type: ignore[misc]  # as above
     """Each sequence attends to itself alone, and to nothing behind; without parameters."""
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:

@@ -90,7 +90,7 @@ def _score(
     else:
         tempered_N = chosen_N / temperatures_N - log_normaliser(logits_NV / temperatures_N[:, None])
     if differentiable_entropy:
-        entropy_N: torch.Tensor = _Entropy.apply(logits_NV, total_N.detach())  # type: ignore[no-untyped-call]
+        entropy_N: torch.Tensor = _Entropy.apply(logits_NV, total_N.detach())  # type: ignore[no-untyped-call]  # torch
     else:
         entropy_N = entropy(logits_NV.detach(), total_N.detach())
     if candidates_NK is None:

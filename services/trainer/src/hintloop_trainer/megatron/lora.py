@@ -111,7 +111,7 @@ class FusedAdapters(nn.Module):
 
     def adapters(self) -> list[Adapter]:
         """In the order of the layer's parts."""
-        return [self.parts[name] for name, _ in self._widths if name in self.parts]  # type: ignore[misc]
+        return [self.parts[name] for name, _ in self._widths if name in self.parts]  # type: ignore[misc]  # of any module
 
     def forward(self, input_SBI: torch.Tensor) -> torch.Tensor:
         """What is added to the layer's output, ``[S, B, O]`` of this rank."""

@@ -27,7 +27,7 @@ class GatedMLP(MLP):  # type: ignore[misc]  # megatron-core ships no types
 
 def swiglu(both: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` of ``[..., 2F]`` (gate first), ``[..., F]``."""
-    found: torch.Tensor = _Swiglu.apply(both)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _Swiglu.apply(both)  # type: ignore[no-untyped-call]  # torch
     return found
 
 

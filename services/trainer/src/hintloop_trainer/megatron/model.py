@@ -217,19 +217,13 @@ def transformer_config(
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
-        tensor_model_parallel_size=layout.tp_size,
-        pipeline_model_parallel_size=layout.pp_size,
-        context_parallel_size=layout.cp_size,
-        expert_model_parallel_size=layout.ep_size,
-        expert_tensor_parallel_size=1,
-        sequence_parallel=layout.sequence_parallel,
+        **_division_settings(layout),
         recompute_granularity=keys.recompute_granularity,
         recompute_method=keys.recompute_method,
         recompute_num_layers=keys.recompute_num_layers,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        variable_seq_lengths=layout.pp_size > 1,
         # Without experts, too: the default dispatcher forbids sequences of different lengths.
         moe_token_dispatcher_type="alltoall",
         **_mixture_settings(arch.mixture),
@@ -244,6 +238,18 @@ def transformer_config(
         persist_layer_norm=False,
         cuda_graph_scope=[],
     )
+
+
+def _division_settings(layout: Layout) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": layout.tp_size,
+        "pipeline_model_parallel_size": layout.pp_size,
+        "context_parallel_size": layout.cp_size,
+        "expert_model_parallel_size": layout.ep_size,
+        "expert_tensor_parallel_size": 1,
+        "sequence_parallel": layout.sequence_parallel,
+        "variable_seq_lengths": layout.pp_size > 1,
+    }
 
 
 def _mixture_settings(mixture: Mixture | None) -> dict[str, Any]:

@@ -20,13 +20,13 @@ class RootMeanSquareNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         """A norm over ``hidden_size`` values; the other arguments say what this one always does."""
         super().__init__(hidden_size, eps=eps)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # megatron's mark
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., H]`` of ``x``'s dtype; sums in float32."""
         if x.dtype != torch.float32:
             return super().forward(x)
-        found: torch.Tensor = _Norm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Norm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]  # torch
         return found
 
 

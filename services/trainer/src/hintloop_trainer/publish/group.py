@@ -123,7 +123,7 @@ class Invitation:
         """
         meeting = self.meeting
         timeout = timedelta(seconds=meeting.timeout_s)
-        store = dist.TCPStore(  # type: ignore[attr-defined]
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it where it has c10d
             meeting.address,
             meeting.port,
             meeting.world_size,

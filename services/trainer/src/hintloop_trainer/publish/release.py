@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from hintloop_contract.config.lora import LoraSection
 from hintloop_contract.ids import adapter_name
 
 #: Written into a version's directory before an engine is given it: the way back after a restart.
@@ -61,6 +63,18 @@ def read_note(directory: Path) -> Note | None:
         return None
 
 
+def is_like(directory: Path, lora: LoraSection) -> bool:
+    """Whether a version's directory holds what `lora` has the trainer train: such an adapter, or whole weights."""
+    try:
+        config = json.loads((directory / ADAPTER_CONFIG).read_bytes())
+        found = (config["r"], float(config["lora_alpha"]), set(config["target_modules"]))
+    except FileNotFoundError:
+        return not lora.enabled
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return lora.as_adapter and found == (lora.rank, lora.alpha, set(lora.modules))
+
+
 def read_current(weights_dir: Path) -> Release | None:
     """The release that ``current`` points at; ``None`` when there is none, or none that could be checked."""
     directory = (weights_dir / CURRENT).resolve()
@@ -78,4 +92,4 @@ def point_current(weights_dir: Path, release: Release) -> None:
 
 def versions_on_disk(weights_dir: Path) -> list[int]:
     """Versions whose directories exist, oldest first."""
-    return sorted(int(path.name) for path in weights_dir.iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in weights_dir.iterdir() if path.name.isdecimal())
