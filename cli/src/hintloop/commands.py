@@ -119,7 +119,9 @@ def report(
 
 @app.command()
 def rollback(
-    version: Annotated[int | None, typer.Argument(min=1, help="The version to go back to.", show_default=False)] = None,
+    version: Annotated[
+        int | None, typer.Argument(min=1, max=2**53, help="The version to go back to.", show_default=False)
+    ] = None,
     list_versions: Annotated[bool, typer.Option("--list", help="Show the versions that are kept.")] = False,
     state_dir: StatePath = Path(".hintloop"),
     files: Files = None,

@@ -13,6 +13,9 @@ from hintloop_contract.streams import Keys
 #: How long an outcome can be asked for.
 OUTCOME_TTL_S = 86_400
 
+#: Stands for a request that somebody else wrote, or another version: no trainer knows this command, and it is refused.
+UNREADABLE = ControlRequest(command="unreadable")
+
 #: KEYS requests, outcome; ARGV id, outcome, ttl_s. 1 when the request is still there.
 ACCEPT = """
 if #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return 0 end
@@ -49,9 +52,13 @@ class RedisControl:
 
     @available
     async def next_control(self) -> tuple[str, ControlRequest] | None:
-        """The oldest request that is not settled, with its id."""
+        """The oldest request that is not settled, with its id; one that cannot be read is :data:`UNREADABLE`."""
         for entry_id, fields in await self.client.xrange(self.keys.control, count=1):
-            return entry_id.decode(), msgspec.msgpack.decode(fields[b"data"], type=ControlRequest)
+            try:
+                request = msgspec.msgpack.decode(fields.get(b"data", b""), type=ControlRequest)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                request = UNREADABLE
+            return entry_id.decode(), request
         return None
 
     @available

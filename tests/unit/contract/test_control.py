@@ -58,6 +58,19 @@ def test_a_request_that_was_begun_is_not_taken_back_and_one_taken_back_is_not_be
     run(work)
 
 
+@pytest.mark.parametrize("fields", [{"data": b"\xc1"}, {"data": b""}, {"date": b"x"}, {"data": b"\x81\xa1\xff\x01"}])
+def test_a_request_that_cannot_be_read_holds_up_no_other(fields: dict[str, bytes]) -> None:
+    async def work(broker: MemoryBroker) -> None:
+        await broker.client.xadd(broker.keys.control, fields)
+        second = await broker.ask_control(ROLLBACK)
+        request_id, request = await broker.next_control() or ("", ROLLBACK)
+        assert request.command not in set(Command)
+        await broker.settle_control(request_id, ControlOutcome(state=ControlState.REFUSED), pause=None)
+        assert await broker.next_control() == (second, ROLLBACK)
+
+    run(work)
+
+
 def test_notes_of_a_version_are_read_as_they_were_written() -> None:
     async def work(broker: MemoryBroker) -> None:
         assert await broker.version_notes(3) == {}
