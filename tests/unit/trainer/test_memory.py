@@ -20,7 +20,7 @@ from hintloop_trainer.megatron.parallel import Layout
 from hintloop_trainer.memory import activations, capacity, parameters
 from hintloop_trainer.memory.advice import advise
 from hintloop_trainer.memory.check import check, report
-from hintloop_trainer.memory.estimate import CHECKPOINT, GIB, LAST_RELEASE, estimate, plan_for
+from hintloop_trainer.memory.estimate import CHECKPOINT, GIB, HOST_BASE_BYTES, LAST_RELEASE, estimate, plan_for
 from hintloop_trainer.snapshot import Snapshot
 
 from .conftest import VOCAB, make_sample
@@ -165,6 +165,30 @@ def test_every_key_that_takes_or_saves_memory_shows(student: Callable[..., Path]
     assert "teacher's copy" not in adapters
 
 
+def test_the_gates_process_is_counted_once_and_undivided(student: Callable[..., Path]) -> None:
+    directory = student("llama")
+    found = report(config(directory), world_size=2)
+    weights = found.estimate.stages[0].held["weights"]
+    assert found.estimate.gate_process == HOST_BASE_BYTES + 2 * weights
+    divided = report(config(directory, training={"tensor_model_parallel_size": 2}))
+    assert divided.estimate.gate_process == found.estimate.gate_process
+    engine = report(config(directory, gate={"engine_url": "http://gate:8000"}))
+    assert engine.estimate.gate_process == HOST_BASE_BYTES + weights
+    assert report(config(directory, gate={"enabled": False})).estimate.gate_process == 0.0
+    needed = 2 * found.estimate.peak + found.estimate.gate_process
+    tight = dataclasses.replace(found, capacity=capacity.Capacity(0.999 * needed, None, 2))
+    assert "needed by 2 process(es) and the gate's" in tight.shortages[0]
+    assert dataclasses.replace(found, capacity=capacity.Capacity(needed, None, 2)).shortages == []
+
+
+def test_on_a_gpu_the_gates_process_takes_the_leading_ranks_device(student: Callable[..., Path]) -> None:
+    for device, on_device in (("auto", True), ("cpu", False)):
+        plan = plan_for(config(student("llama"), gate={"device": device}), device="cuda")
+        found = estimate(plan)
+        assert found.gate_on_device is on_device
+        assert found.leading_peak == found.peak + (found.gate_process if on_device else 0.0)
+
+
 def test_micro_batches_by_tokens_are_as_large_as_their_budget(student: Callable[..., Path]) -> None:
     directory = student("llama")
     assert plan_for(config(directory)).positions == 96
@@ -198,7 +222,8 @@ def test_what_does_not_fit_is_said_or_refused(student: Callable[..., Path], tmp_
     assert "most at once" in logs[0]["event"]
     assert "not enough memory" in logs[1]["event"]
     with pytest.raises(
-        NoRoomError, match=r"GiB free, .* are needed by 1 process.*; set .*model.max_seq_len = 500000000"
+        NoRoomError,
+        match=r"GiB free, .* are needed by 1 process\(es\) and the gate's; set .*model.max_seq_len = 500000000",
     ):
         check(config(directory, model=endless, training={"memory_check": "refuse"}), tmp_path, leading=False)
     with structlog.testing.capture_logs() as logs:

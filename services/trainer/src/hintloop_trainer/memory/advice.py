@@ -26,13 +26,18 @@ class Advice:
 
 def advise(plan: Plan) -> list[Advice]:
     """Changes that save memory, the most effective first; each alone, on the configuration as it is."""
-    peak = estimate(plan).peak
+    peak = _peak(plan)
     found = []
     for change, changed in _changes(plan):
-        saves = peak - estimate(changed).peak
+        saves = peak - _peak(changed)
         if saves >= LEAST_SHARE * peak:
             found.append(Advice(change, saves))
     return sorted(found, key=lambda advice: -advice.saves)
+
+
+def _peak(plan: Plan) -> float:
+    found = estimate(plan)
+    return max(found.peak, found.leading_peak)
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:

@@ -28,13 +28,16 @@ class Report:
         """Where there is not enough, in words; empty when it fits."""
         needed, there = self.estimate, self.capacity
         found = []
-        on_host = needed.host_peak if there.device is not None else needed.peak
-        if there.device is not None and needed.peak > there.device:
-            found.append(f"the device has {there.device / GIB:.1f} GiB free, {needed.peak / GIB:.1f} are needed")
-        if on_host * there.processes > there.host:
+        on_device = max(needed.peak, needed.leading_peak)
+        if there.device is not None and on_device > there.device:
+            found.append(f"the device has {there.device / GIB:.1f} GiB free, {on_device / GIB:.1f} are needed")
+        on_host = there.processes * (needed.host_peak if there.device is not None else needed.peak)
+        on_host += 0.0 if needed.gate_on_device else needed.gate_process
+        if on_host > there.host:
+            gate = " and the gate's" if needed.gate_process and not needed.gate_on_device else ""
             found.append(
-                f"this host has {there.host / GIB:.1f} GiB free, {on_host * there.processes / GIB:.1f} are needed by "
-                f"{there.processes} process(es)"
+                f"this host has {there.host / GIB:.1f} GiB free, {on_host / GIB:.1f} are needed by "
+                f"{there.processes} process(es){gate}"
             )
         return found
 

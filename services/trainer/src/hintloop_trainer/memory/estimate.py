@@ -4,7 +4,8 @@ Always held are weights, float32 gradients, AdamW's two float32 moments (and flo
 and copies of the model that a reference or a teacher of its own needs. On the host stand what training changes as it
 was at the last release, for the gate, and again what it changes while a checkpoint is written (at most all of it).
 On top comes what a phase needs: a step its activations and one chunk of logits; the optimizer some temporaries; an
-export the weights as files on the host. The peak is the largest of the phases.
+export the weights as files on the host. The peak is the largest of the phases. Beside the leading rank stands the
+process that answers the gate's probes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ from hintloop_trainer.memory import activations, parameters
 from hintloop_trainer.memory.plan import DTYPE_BYTES, Plan
 
 GIB = 2**30
+#: Keys of `[training]` that divide the model.
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
 LAST_RELEASE, CHECKPOINT = "last release, for the gate", "checkpoint being written"
 #: Of a CUDA process before any tensor: context, libraries, NCCL's buffers. Others' experience, not measured here.
 CUDA_BASE_BYTES = 1.5 * GIB
@@ -74,6 +82,32 @@ class Estimate:
     def host_peak(self) -> float:
         """Most bytes on the host by any rank, where that is another memory than the device's."""
         return max(sum(stage.host.values()) for stage in self.stages)
+
+    @property
+    def gate_on_device(self) -> bool:
+        """Whether the gate's process takes the leading rank's device."""
+        return self.plan.device == "cuda" and self.plan.config.gate.device != "cpu"
+
+    @property
+    def gate_process(self) -> float:
+        """Bytes of the one process that answers the gate's probes: its weights, and itself; 0 without a gate.
+
+        It holds the first weights and, where no engine answers in its place, a candidate, both undivided.
+        """
+        gate, training = self.plan.config.gate, self.plan.config.training
+        if not gate.enabled:
+            return 0.0
+        undivided = training.model_copy(update=dict.fromkeys(SIZES, 1))
+        config = self.plan.config.model_copy(update={"training": undivided})
+        count = parameters.count(dataclasses.replace(self.plan, config=config, world_size=1), 0)
+        models = (1 if gate.engine_url else 2) * self.plan.dtype_bytes * (count.dense + count.experts)
+        return models + (CUDA_BASE_BYTES if self.gate_on_device else HOST_BASE_BYTES)
+
+    @property
+    def leading_peak(self) -> float:
+        """Most bytes on the leading rank's device; on a CPU that is the host."""
+        beside = self.gate_process if self.gate_on_device or self.plan.device == "cpu" else 0.0
+        return self.stages[0].peak + beside
 
 
 def plan_for(

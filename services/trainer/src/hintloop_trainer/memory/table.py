@@ -26,6 +26,8 @@ def render(estimate: Estimate, capacity: Capacity | None = None, advice: Sequenc
     for name in shown[0].phases:
         lines.append(_row(f"+ during {name}", [_gib(stage.phases[name]) for stage in shown]))
     lines.append(_row("most at once", [_gib(stage.peak) for stage in shown]))
+    if estimate.gate_process:
+        lines.append(_row("one process for the gate", [_gib(estimate.gate_process)]))
     if any(stage.host for stage in shown):
         lines.append(_row("on the host", [_gib(sum(stage.host.values())) for stage in shown]))
     if capacity is not None:
