@@ -20,12 +20,14 @@ from hintloop_contract.messages import Sample
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import SAMPLES
 from hintloop_contract.tensors import pack
-from hintloop_trainer import checkpoints, durable, samples, save_part
+from hintloop_trainer import checkpoints, durable, samples, save_part, waiting
 from hintloop_trainer.admission import Admission
 from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError, WeightsError
 from hintloop_trainer.learner import Learner
+from hintloop_trainer.megatron import export
 from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.samples import SampleSource
+from safetensors import SafetensorError
 from structlog.testing import capture_logs
 
 from .conftest import Bench, run
@@ -273,6 +275,31 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_training_goes_on
     assert re.search(r"It takes \d{6,} bytes; 0 were free", failed[0])
     assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(6)]
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
+
+
+def test_weights_that_cannot_be_written_are_tried_again_and_training_goes_on(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.feed([make_sample(turn) for turn in range(4)])
+    save, tries = export.save_file, []
+
+    def save_file(tensors: Any, file: str, **more: Any) -> None:
+        tries.append(file)
+        save(tensors, file, **more)
+        if len(tries) in (2, 3):
+            # Found out at the end, as a volume that fills up is.
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(export, "save_file", save_file)
+    monkeypatch.setattr(waiting, "FIRST_RETRY_S", 0.0)
+    with capture_logs() as logs:
+        progress, _ = bench.train(bench.config())
+    failed = [line["detail"] for line in logs if line["event"] == "exporting weights failed, trying again"]
+    assert (progress.step, progress.num_trained, len(failed)) == (2, 4, 2)
+    assert "No space left on device" in failed[0]
+    assert [released.version for released in progress.lineage.versions] == [1, 2, 3]
+    assert list((bench.folder / "weights").glob(".*")) == []
+    assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(4)]
 
 
 def test_an_end_without_a_checkpoint_is_loud_and_its_samples_come_again(

@@ -14,6 +14,7 @@ from hintloop_trainer.publish.release import (
     Release,
     is_like,
     read_note,
+    remove_leftovers,
     versions_on_disk,
     write_note,
 )
@@ -64,6 +65,16 @@ def test_a_note_says_what_is_in_the_weights_and_no_checkpoint_has(tmp_path: Path
     (tmp_path / "hintloop_release.json").write_text(json.dumps(document))
     note = read_note(tmp_path)
     assert note.trained == []
+
+
+def test_what_a_killed_export_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    for name in (".7.partial", ".candidate", "..candidate.partial", "6", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"0" * 10)
+    (tmp_path / ".current.partial").symlink_to("6")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".current.partial", "6", "other"]
+    assert (tmp_path / "6" / "model.safetensors").is_file()
 
 
 def test_directories_of_other_names_are_no_versions(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_trainer import waiting as waits
 from hintloop_trainer.background import Background
+from hintloop_trainer.errors import CheckpointError, StopRequestedError
 from hintloop_trainer.progress import Progress
-from hintloop_trainer.waiting import StopRequestedError, Waiting
+from hintloop_trainer.waiting import Waiting
 
 
 class Ranks:
@@ -82,3 +83,20 @@ def test_what_must_not_be_cut_short_is_waited_for_even_then(waiting: Any) -> Non
         return "released"
 
     assert insisting.insist("publishing", work) == "released"
+
+
+def test_what_all_ranks_write_is_tried_again_until_it_can_be_written(waiting: Any) -> None:
+    insisting, deps = waiting
+    tries: list[tuple[Any, ...]] = []
+
+    def call(method: str, *arguments: Any) -> str:
+        tries.append((method, *arguments))
+        if len(tries) < 3:
+            raise CheckpointError("rank 0: OSError: No space left on device")
+        return "digest"
+
+    deps.ranks.call = call
+    assert insisting.insist_on_ranks("exporting", "export", "there") == "digest"
+    assert tries == [("export", "there")] * 3
+    # The others are told that it goes on.
+    assert deps.ranks.num_idle == 2

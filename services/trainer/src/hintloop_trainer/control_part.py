@@ -20,7 +20,7 @@ from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_trainer import checkpoints
 from hintloop_trainer.checkpoints import TrainerState
 from hintloop_trainer.deps import LoopDeps
-from hintloop_trainer.errors import CheckpointError
+from hintloop_trainer.errors import CheckpointError, RequestRefusedError
 from hintloop_trainer.gate_part import GatePart
 from hintloop_trainer.lineage import MEMORY, Lineage, Released
 from hintloop_trainer.points import Point
@@ -47,10 +47,6 @@ class Target:
     """With the optimizer; ``None``: the weights alone are left, in the weights directory."""
     here: bool = False
     """The learner is in this very state."""
-
-
-class RefusedError(Exception):
-    """A request that cannot be carried out; nothing was changed."""
 
 
 class ControlPart:
@@ -102,9 +98,9 @@ class ControlPart:
             self._log.info("request", id=request_id, command=request.command, version=request.version, attempt=begun)
             try:
                 if begun > ATTEMPTS:
-                    raise RefusedError(f"the trainer ended over it {ATTEMPTS} times; its log says why")
+                    raise RequestRefusedError(f"the trainer ended over it {ATTEMPTS} times; its log says why")
                 outcome = self._carry_out(request)
-            except RefusedError as error:
+            except RequestRefusedError as error:
                 self._log.warning("request refused", id=request_id, detail=str(error))
                 outcome = ControlOutcome(state=ControlState.REFUSED, detail=str(error))
             published = published or outcome.version is not None
@@ -139,11 +135,11 @@ class ControlPart:
     def _carry_out(self, request: ControlRequest) -> ControlOutcome:
         if request.command == Command.RESUME:
             if not self._progress.paused:
-                raise RefusedError("training is not paused")
+                raise RequestRefusedError("training is not paused")
             return ControlOutcome(state=ControlState.DONE, detail=f"training goes on; it was {self._progress.paused}")
         if request.command == Command.ROLLBACK and request.version is not None:
             return self._roll_back(request.version)
-        raise RefusedError(f"this trainer knows no command {request.command!r}")
+        raise RequestRefusedError(f"this trainer knows no command {request.command!r}")
 
     def wait_while_paused(self) -> None:
         """Look for requests until training may go on, or the process is to end."""
@@ -195,14 +191,14 @@ class ControlPart:
         """Find a version.
 
         Raises:
-            RefusedError: it is nowhere.
+            RequestRefusedError: it is nowhere.
         """
         progress = self._progress
         if progress.lineage.current == version and progress.lineage.step_of(version) == progress.step:
             return Target(version, progress.step, progress.lineage, None, here=True)
         if version not in self.restorable():
             left = ", ".join(map(str, self.restorable())) or "none"
-            raise RefusedError(
+            raise RequestRefusedError(
                 f"version {version} is not kept; those that can be gone back to are: {left} "
                 "(publishing.keep_versions and training.keep_checkpoints say how many stay)"
             )
@@ -232,7 +228,7 @@ class ControlPart:
             chain.append(Released(parent, int(notes["step"])))
             parent = int(notes["parent"]) if notes.get("parent") else None
         if not chain:
-            raise RefusedError(f"Redis does not know any more of which step version {version} is")
+            raise RequestRefusedError(f"Redis does not know any more of which step version {version} is")
         return Lineage(chain[::-1])
 
     def _roll_back(self, version: int) -> ControlOutcome:
@@ -293,7 +289,7 @@ class ControlPart:
         try:
             checkpoints.check_same_model(checkpoints.read_state(checkpoint), self._deps.config, checkpoint)
         except ConfigError as error:
-            raise RefusedError(str(error)) from error
+            raise RequestRefusedError(str(error)) from error
 
     def _give_up(self, target: Target) -> None:
         """What was trained after the target and is not acknowledged comes again; its lineage decides about it.

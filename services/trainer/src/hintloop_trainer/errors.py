@@ -44,6 +44,14 @@ class ScoringRefusedError(HintloopError):
         self.at = at
 
 
+class RequestRefusedError(HintloopError):
+    """An operator's request cannot be carried out; nothing was changed."""
+
+
+class StopRequestedError(Exception):
+    """The process was asked to end while it waited for something: the way out, and no failure."""
+
+
 class CheckpointError(HintloopError):
     """A checkpoint cannot be written or read."""
 

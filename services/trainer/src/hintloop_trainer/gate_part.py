@@ -22,13 +22,10 @@ from hintloop_trainer.gate.gate import Gate
 from hintloop_trainer.gate.measures import Measured
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
-from hintloop_trainer.publish.release import Release
+from hintloop_trainer.publish.release import CANDIDATE, Release
 from hintloop_trainer.report import Metrics
 from hintloop_trainer.tally import Moments
 from hintloop_trainer.waiting import Waiting
-
-#: Where an adapter's merged weights stand beside the versions while they are looked at.
-CANDIDATE = ".candidate"
 
 
 @dataclass(slots=True)
@@ -98,7 +95,7 @@ class GatePart:
         if self._deps.config.lora.as_adapter:
             directory = candidate.directory.with_name(CANDIDATE)
             shutil.rmtree(directory, ignore_errors=True)
-            self._deps.ranks.call("export_whole", directory)
+            self._waiting.insist_on_ranks("exporting a candidate", "export_whole", directory)
             whole = replace(candidate, directory=directory)
         try:
             measured = self._waiting.insist_or_stop("the gate's look", lambda: gate.measure(whole))

@@ -16,7 +16,7 @@ from hintloop_contract.errors import DependencyError
 
 from hintloop_trainer.control_part import ControlPart
 from hintloop_trainer.deps import LoopDeps
-from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError
+from hintloop_trainer.errors import BackgroundError, CheckpointError, StopRequestedError, TrainingError
 from hintloop_trainer.gate_part import GatePart
 from hintloop_trainer.learner import StepResult
 from hintloop_trainer.points import Point
@@ -27,7 +27,7 @@ from hintloop_trainer.report_part import ReportPart
 from hintloop_trainer.samples import Held, without_message
 from hintloop_trainer.save_part import SavePart, continued
 from hintloop_trainer.teacher_part import TeacherPart
-from hintloop_trainer.waiting import FIRST_RETRY_S, StopRequestedError, Waiting
+from hintloop_trainer.waiting import FIRST_RETRY_S, Waiting
 
 COLLECT_WAIT_S = 5.0
 #: The same while a checkpoint is being written, which is to be acknowledged soon.

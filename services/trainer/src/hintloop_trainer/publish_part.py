@@ -54,7 +54,7 @@ class PublishPart:
         version = insist("taking a version", lambda: deps.publisher.take_version(above))
         started = time.perf_counter()
         directory = Path(deps.config.publishing.weights_dir).resolve() / str(version)
-        digest: str = deps.ranks.call("export", directory)
+        digest: str = self._waiting.insist_on_ranks("exporting weights", "export", directory)
         progress.exported, progress.exported_step = directory, progress.step
         deps.reached(Point.EXPORTED)
         if not judged:

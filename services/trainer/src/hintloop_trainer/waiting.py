@@ -10,7 +10,7 @@ import structlog
 from hintloop_contract.errors import DependencyError
 
 from hintloop_trainer.deps import LoopDeps
-from hintloop_trainer.errors import PublishError
+from hintloop_trainer.errors import CheckpointError, PublishError, StopRequestedError
 from hintloop_trainer.progress import Progress
 from hintloop_trainer.report import Metrics
 
@@ -19,10 +19,6 @@ T = TypeVar("T")
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 #: How often it is looked whether to stop, while something takes long.
 LOOK_S = 1.0
-
-
-class StopRequestedError(Exception):
-    """The process was asked to end while it waited for something."""
 
 
 class Waiting:
@@ -41,11 +37,23 @@ class Waiting:
             StopRequestedError: asked to end meanwhile; a try is waited for if ``patient``, else cancelled.
             BackgroundError: work in the background ended meanwhile.
         """
+        return self._repeated(what, lambda: self._deps.background.run(work()) if patient else self._watched(work()))
+
+    def insist_on_ranks(self, what: str, method: str, *arguments: Any) -> Any:
+        """Call ``method`` on all ranks until what it writes can be written; this rank's result.
+
+        Raises:
+            StopRequestedError: asked to end meanwhile.
+            BackgroundError: work in the background ended meanwhile.
+        """
+        return self._repeated(what, lambda: self._deps.ranks.call(method, *arguments))
+
+    def _repeated(self, what: str, attempt: Callable[[], T]) -> T:
         wait_s = FIRST_RETRY_S
         while True:
             try:
-                return self._deps.background.run(work()) if patient else self._watched(work())
-            except (DependencyError, PublishError) as error:
+                return attempt()
+            except (CheckpointError, DependencyError, PublishError) as error:
                 self._log.error(f"{what} failed, trying again", detail=str(error), wait_s=wait_s)
                 self.status(f"{what} failed", detail=str(error))
             self._deps.ranks.idle()

@@ -8,11 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hintloop_trainer import durable
@@ -64,42 +68,66 @@ def write_weights(
         SHA-256 (hex) over names, dtypes, shapes and values: the same for the same weights under any layout.
 
     Raises:
-        CheckpointError: ``target`` exists.
+        CheckpointError: ``target`` exists, or cannot be written; on all ranks, and nothing is left of it.
     """
-    aside = _begin(target, layout)
-    tensors: dict[str, torch.Tensor] = {}
-    writes = layout.tp_rank == 0 and layout.dp_rank == 0 and layout.cp_rank == 0
-    # All ranks put tensors together; were they all to keep them, a host would hold as many models as it has ranks.
-    adapter.export_tensors(model, arch, layout, tensors.__setitem__ if writes else _leave)
-    digests: dict[str, str] = {}
-    if writes:
-        file = aside / _file_name(layout)
-        save_file(tensors, str(file), metadata={"format": "pt"})
-        file.chmod(0o644)  # engines may run as another user
+    with _nothing_left(target, layout):
+        aside = _begin(target, layout)
+        tensors: dict[str, torch.Tensor] = {}
+        writes = layout.tp_rank == 0 and layout.dp_rank == 0 and layout.cp_rank == 0
+        # All ranks put tensors together; were they all to keep them, a host would hold as many models as it has ranks.
+        adapter.export_tensors(model, arch, layout, tensors.__setitem__ if writes else _leave)
+        durable.together(partial(_save, tensors, aside / _file_name(layout)) if writes else None)
         digests = {name: _digest(name, tensor) for name, tensor in tensors.items()}
-    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-    everyone: list[tuple[int, dict[str, str], dict[str, int]]] = [(0, {}, {})] * layout.world_size
-    dist.all_gather_object(everyone, (layout.pp_rank, digests, sizes))
-    digest = _joint_digest({name: found for _, stage, _ in everyone for name, found in stage.items()})
-    if layout.rank == 0:
-        _write_companions(aside, base, tokenizer, next(iter(tensors.values())).dtype)
-        if layout.pp_size > 1:
-            _write_index(aside, layout.pp_size, everyone)
-        durable.put_in_place(aside, target)
-    dist.barrier()
-    return digest
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        everyone: list[tuple[int, dict[str, str], dict[str, int]]] = [(0, {}, {})] * layout.world_size
+        dist.all_gather_object(everyone, (layout.pp_rank, digests, sizes))
+
+        def finish() -> None:
+            _write_companions(aside, base, tokenizer, next(iter(tensors.values())).dtype)
+            if layout.pp_size > 1:
+                _write_index(aside, layout.pp_size, everyone)
+            durable.put_in_place(aside, target)
+
+        durable.together(finish if layout.rank == 0 else None)
+    return _joint_digest({name: found for _, stage, _ in everyone for name, found in stage.items()})
 
 
 def _begin(target: Path, layout: Layout) -> Path:
     """An empty directory beside ``target``, to be renamed to it. Collective over all ranks."""
-    aside = target.with_name(f".{target.name}.partial")
-    if layout.rank == 0:
+    aside = aside_of(target)
+
+    def make() -> None:
         if target.exists():
-            raise CheckpointError(f"{target} exists; a weight version is written once")
+            raise FileExistsError(f"{target} exists; a weight version is written once")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    dist.barrier()
+
+    durable.together(make if layout.rank == 0 else None)
     return aside
+
+
+def aside_of(target: Path) -> Path:
+    """Where what is to stand at ``target`` is written first."""
+    return target.with_name(f".{target.name}.partial")
+
+
+@contextmanager
+def _nothing_left(target: Path, layout: Layout) -> Iterator[None]:
+    """Delete what was written aside when it is not put in place: on a full volume it would be in the way."""
+    try:
+        yield
+    except CheckpointError:
+        if layout.rank == 0:
+            shutil.rmtree(aside_of(target), ignore_errors=True)
+        raise
+
+
+def _save(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    try:
+        save_file(tensors, str(file), metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file}: {error}") from error
+    file.chmod(0o644)  # engines may run as another user
 
 
 def write_adapter(model: torch.nn.Module, layout: Layout, config: dict[str, Any], *, target: Path) -> str:
@@ -111,26 +139,25 @@ def write_adapter(model: torch.nn.Module, layout: Layout, config: dict[str, Any]
         SHA-256 (hex) as of :func:`write_weights`, on the first rank; elsewhere an empty string.
 
     Raises:
-        CheckpointError: ``target`` exists.
+        CheckpointError: ``target`` exists, or cannot be written; on all ranks, and nothing is left of it.
     """
-    aside = _begin(target, layout)
-    mine = adapter.peft_tensors(adapter.gather(model, layout))
-    if layout.tp_rank or layout.dp_rank or layout.cp_rank:
-        mine = {}
-    stages: list[dict[str, torch.Tensor]] = [mine] * layout.world_size
-    if layout.pp_size > 1:
-        dist.gather_object(mine, stages if layout.rank == 0 else None)
-    digest = ""
-    if layout.rank == 0:
-        tensors = {name: tensor for stage in stages for name, tensor in stage.items()}
-        file = aside / "adapter_model.safetensors"
-        save_file(tensors, str(file), metadata={"format": "pt"})
-        file.chmod(0o644)  # engines may run as another user
-        (aside / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-        digest = _joint_digest({name: _digest(name, tensor) for name, tensor in tensors.items()})
-        durable.put_in_place(aside, target)
-    dist.barrier()
-    return digest
+    with _nothing_left(target, layout):
+        aside = _begin(target, layout)
+        mine = adapter.peft_tensors(adapter.gather(model, layout))
+        if layout.tp_rank or layout.dp_rank or layout.cp_rank:
+            mine = {}
+        stages: list[dict[str, torch.Tensor]] = [mine] * layout.world_size
+        if layout.pp_size > 1:
+            dist.gather_object(mine, stages if layout.rank == 0 else None)
+        tensors = {name: tensor for stage in stages for name, tensor in stage.items()} if layout.rank == 0 else {}
+
+        def finish() -> None:
+            _save(tensors, aside / "adapter_model.safetensors")
+            (aside / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+            durable.put_in_place(aside, target)
+
+        durable.together(finish if layout.rank == 0 else None)
+    return _joint_digest({name: _digest(name, tensor) for name, tensor in tensors.items()}) if layout.rank == 0 else ""
 
 
 def _joint_digest(digests: dict[str, str]) -> str:

@@ -114,11 +114,12 @@ class Publisher:
         """When the engines were found to be at ``current`` again, while a mark stands."""
 
     async def restore(self) -> None:
-        """Take up what an earlier run released last, so that a failed publish has a way back.
+        """Take up what an earlier run released last, so that a failed publish has a way back; its leftovers go.
 
         Raises:
             DependencyError: Redis is away.
         """
+        releases.remove_leftovers(self._weights_dir)
         self.current = releases.read_current(self._weights_dir)
         self._mark = (await self._broker.weights()).updating
         if self.current:

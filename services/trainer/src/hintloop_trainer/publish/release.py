@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,8 @@ NOTE = "hintloop_release.json"
 CURRENT = "current"
 #: Makes a directory one of a PEFT adapter instead of weights.
 ADAPTER_CONFIG = "adapter_config.json"
+#: Where an adapter's merged weights stand beside the versions while the release gate looks at them.
+CANDIDATE = ".candidate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,13 @@ def point_current(weights_dir: Path, release: Release) -> None:
     aside.unlink(missing_ok=True)
     aside.symlink_to(release.directory.name)
     aside.rename(weights_dir / CURRENT)
+
+
+def remove_leftovers(weights_dir: Path) -> None:
+    """Delete what a trainer left that ended while it exported: each is as large as the weights, and of no use."""
+    for left in (*weights_dir.glob(".*.partial"), weights_dir / CANDIDATE):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def versions_on_disk(weights_dir: Path) -> list[int]:
