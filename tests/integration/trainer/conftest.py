@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample
 from hintloop_contract.streams import SAMPLES
 from hintloop_contract.testing.memory import MemoryBroker
-from hintloop_trainer import wiring
+from hintloop_trainer import checkpoints, wiring
 from hintloop_trainer.background import Background
 from hintloop_trainer.checkpoints import CheckpointStore, Resumable
 from hintloop_trainer.gate.gate import Gate
@@ -136,6 +137,15 @@ class Bench:
             gate,
         )
         return progress, learner
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Figures of every step, as they were written."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def trained_ids(self) -> list[str]:
+        """Turns that the newest checkpoint holds."""
+        newest = checkpoints.complete(self.folder / "checkpoints")[-1]
+        return checkpoints.read_state(newest).trained_turn_ids
 
     def feed(self, samples: Sequence[Sample]) -> None:
         async def append() -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,14 +16,12 @@ from hintloop_contract.messages import Sample
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import SAMPLES
 from hintloop_contract.tensors import pack
-from hintloop_trainer import checkpoints, durable, samples, save_part, waiting
+from hintloop_trainer import checkpoints, samples
 from hintloop_trainer.admission import Admission
-from hintloop_trainer.errors import BackgroundError, CheckpointError, TrainingError, WeightsError
+from hintloop_trainer.errors import BackgroundError, TrainingError, WeightsError
 from hintloop_trainer.learner import Learner
-from hintloop_trainer.megatron import export
 from hintloop_trainer.ranks import Ranks
 from hintloop_trainer.samples import SampleSource
-from safetensors import SafetensorError
 from structlog.testing import capture_logs
 
 from .conftest import Bench, run
@@ -39,14 +33,6 @@ def free(bench: Bench) -> list[str]:
     """Turns that any trainer can claim at once."""
     entries = run(bench, bench.broker.claim(SAMPLES, "another", 100, 60_000))
     return sorted(entry.turn_id for entry in entries)
-
-
-def metrics(bench: Bench) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (bench.folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def trained_ids(bench: Bench) -> list[str]:
-    return checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1]).trained_turn_ids
 
 
 async def away(*arguments: object) -> int:
@@ -80,8 +66,8 @@ def test_the_configured_optimizer_holds_after_a_resume(bench: Bench, make_sample
     bench.feed([make_sample(turn, version_oldest=2, version_newest=2) for turn in (10, 11)])
     changed = {"max_steps": 1, "learning_rate": 3e-4, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95}
     _, learner = bench.train(bench.config(training=changed))
-    assert [line["effective_learning_rate"] for line in metrics(bench)] == [1e-3, 3e-4]
-    assert metrics(bench)[-1]["effective_weight_decay"] == 0.1
+    assert [line["effective_learning_rate"] for line in bench.metrics()] == [1e-3, 3e-4]
+    assert bench.metrics()[-1]["effective_weight_decay"] == 0.1
     for group in learner.optimizer.param_groups:
         assert (group["lr"], group["betas"]) == (3e-4, (0.8, 0.95))
         assert group["weight_decay"] == 0.1 * group["wd_mult"]
@@ -139,7 +125,7 @@ def test_of_a_batch_without_a_finite_gradient_only_the_sample_at_fault_fails(
     )
     progress, _ = bench.train(config)
     assert (progress.step, progress.num_trained) == (1, 2)
-    assert trained_ids(bench) == ["turn-0000", "turn-0002"]
+    assert bench.trained_ids() == ["turn-0000", "turn-0002"]
     assert run(bench, bench.broker.funnel()).drops == {("train", "dead"): 1}
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
 
@@ -173,7 +159,7 @@ def test_a_reader_that_ends_ends_the_run_with_a_checkpoint(
     monkeypatch.setattr(SampleSource, "_read", fail)
     with pytest.raises(BackgroundError, match="reading samples ended: KeyError"):
         bench.train(bench.config(training={"max_steps": 5}))
-    assert trained_ids(bench) == ["turn-0000", "turn-0001"]
+    assert bench.trained_ids() == ["turn-0000", "turn-0001"]
     assert run(bench, bench.broker.counts(SAMPLES)).length == 1
     assert run(bench, bench.broker.get_status("trainer"))["phase"] == "failed"
 
@@ -188,7 +174,7 @@ def test_turns_that_stay_unacknowledged_are_in_every_later_checkpoint(
     bench.feed([make_sample(turn, version_oldest=2, version_newest=2) for turn in (10, 11)])
     # Too soon for the first two to be claimed: the second checkpoint has to carry them on.
     bench.train(bench.config(training={"max_steps": 1}))
-    assert trained_ids(bench) == ["turn-0000", "turn-0001", "turn-0010", "turn-0011"]
+    assert bench.trained_ids() == ["turn-0000", "turn-0001", "turn-0010", "turn-0011"]
 
     stop = threading.Event()
     threading.Timer(3.0, stop.set).start()
@@ -211,7 +197,7 @@ def test_a_stop_in_the_first_of_two_passes_forgets_no_step_and_keeps_no_sample(
     config = bench.config(rollout={"rollout_batch_size": 4}, training={"num_epochs": 2, "max_steps": 9})
     progress, _ = bench.train(config, stop=stop)
     assert (progress.step, progress.num_trained) == (1, 2)
-    assert trained_ids(bench) == ["turn-0000", "turn-0001"]
+    assert bench.trained_ids() == ["turn-0000", "turn-0001"]
     assert run(bench, bench.broker.counts(SAMPLES)).length == 2
     assert free(bench) == ["turn-0002", "turn-0003"]
 
@@ -254,102 +240,6 @@ def test_no_more_turns_are_remembered_than_could_come_again(bench: Bench, monkey
     assert run(bench, source.in_weights()) == ["3", "4", "5"]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_training_goes_on(
-    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.feed([make_sample(turn) for turn in range(6)])
-    room, tries = iter([0, 0, 0, 0]), []
-
-    def free_bytes(directory: Path) -> int:
-        tries.append(directory)
-        return next(room, 2**40)
-
-    monkeypatch.setattr(durable, "free_bytes", free_bytes)
-    monkeypatch.setattr(save_part, "RETRY_S", 0.0)
-    with capture_logs() as logs:
-        progress, _ = bench.train(bench.config(training={"max_steps": 3, "save_interval": 1}))
-    failed = [line["detail"] for line in logs if line["event"].startswith("checkpoint failed")]
-    # Each try looks twice: before it writes, and for what it says.
-    assert (progress.step, len(failed), len(tries)) == (3, 2, 5)
-    assert str(bench.folder / "checkpoints") in failed[0]
-    assert re.search(r"It takes \d{6,} bytes; 0 were free", failed[0])
-    assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(6)]
-    assert run(bench, bench.broker.counts(SAMPLES)).length == 0
-
-
-def test_weights_that_cannot_be_written_are_tried_again_and_training_goes_on(
-    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.feed([make_sample(turn) for turn in range(4)])
-    save, tries = export.save_file, []
-
-    def save_file(tensors: Any, file: str, **more: Any) -> None:
-        tries.append(file)
-        save(tensors, file, **more)
-        if len(tries) in (2, 3):
-            # Found out at the end, as a volume that fills up is.
-            raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(export, "save_file", save_file)
-    monkeypatch.setattr(waiting, "FIRST_RETRY_S", 0.0)
-    with capture_logs() as logs:
-        progress, _ = bench.train(bench.config())
-    failed = [line["detail"] for line in logs if line["event"] == "exporting weights failed, trying again"]
-    assert (progress.step, progress.num_trained, len(failed)) == (2, 4, 2)
-    assert "No space left on device" in failed[0]
-    assert [released.version for released in progress.lineage.versions] == [1, 2, 3]
-    assert list((bench.folder / "weights").glob(".*")) == []
-    assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(4)]
-
-
-def test_an_end_without_a_checkpoint_is_loud_and_its_samples_come_again(
-    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.feed([make_sample(turn) for turn in range(2)])
-    with monkeypatch.context() as patch:
-        patch.setattr(durable, "free_bytes", lambda directory: 0)
-        with pytest.raises(CheckpointError, match="no checkpoint of step 1"):
-            bench.train(bench.config(training={"max_steps": 1}))
-    status = run(bench, bench.broker.get_status("trainer"))
-    assert (status["phase"], "no checkpoint of step 1" in status["detail"]) == ("failed", True)
-    assert run(bench, bench.broker.counts(SAMPLES)).length == 2
-    # No one renews what the failed run held; the next one begins with the same weights.
-    progress, _ = bench.train(bench.config(training={"max_steps": 1}, redis={"claim_idle_ms": 1000}))
-    assert (progress.step, progress.num_trained) == (1, 2)
-    assert run(bench, bench.broker.funnel()).drops == {}
-
-
-@pytest.mark.parametrize("async_save", [True, False])
-def test_training_goes_on_while_a_checkpoint_is_written_if_so_configured(
-    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch, async_save: bool
-) -> None:
-    bench.feed([make_sample(turn) for turn in range(4)])
-    fsync, trainer, events = os.fsync, os.getpid(), []
-    step, finish = Learner.step, checkpoints.CheckpointStore.finish
-
-    def slowly(descriptor: int) -> None:
-        if os.getpid() != trainer:
-            time.sleep(1.0)
-        fsync(descriptor)
-
-    def stepped(learner: Learner, index: int) -> Any:
-        events.append("step")
-        return step(learner, index)
-
-    def finished(store: checkpoints.CheckpointStore) -> Any:
-        path = finish(store)
-        if path is not None:
-            events.append(path.name)
-        return path
-
-    monkeypatch.setattr(os, "fsync", slowly)
-    monkeypatch.setattr(Learner, "step", stepped)
-    monkeypatch.setattr(checkpoints.CheckpointStore, "finish", finished)
-    bench.train(bench.config(training={"max_steps": 2, "save_interval": 1, "async_save": async_save}))
-    first, second = "step-000000001", "step-000000002"
-    assert events == (["step", "step", first, second] if async_save else ["step", first, "step", second])
-
-
 def test_what_redis_lost_and_is_sent_again_is_not_trained_again(
     bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch, redis_server: Any
 ) -> None:
@@ -384,7 +274,7 @@ def test_what_redis_lost_and_is_sent_again_is_not_trained_again(
         progress, _ = bench.train(config, stop=stop)
     watching.result()
     assert (progress.step, progress.num_trained) == (2, 4)
-    assert trained_ids(bench) == [f"turn-{turn:04d}" for turn in range(4)]
+    assert bench.trained_ids() == [f"turn-{turn:04d}" for turn in range(4)]
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
     lost = [line for line in logs if "Redis lost data" in line["event"]]
     assert [line["missing"] for line in lost] == [2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import sys
 import threading
 import time
@@ -77,10 +76,6 @@ def config(bench: Bench, service: Any, **sections: Any) -> Any:
     return bench.config(**{**CHOSEN, **sections, "prm": {**address, **sections.get("prm", {})}})
 
 
-def metrics(bench: Bench) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (bench.folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_the_teacher_is_asked_for_the_students_candidates(
     bench: Bench, prm: Any, make_sample: Callable[..., Sample]
 ) -> None:
@@ -100,7 +95,7 @@ def test_the_teacher_is_asked_for_the_students_candidates(
         logits = prm.score.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
     chosen = np.frombuffer(by_prompt[first.hinted_prompt_ids.data].candidate_ids.data, np.int32).reshape(-1, 6)
     np.testing.assert_array_equal(chosen, logits.topk(6).indices)
-    steps = metrics(bench)
+    steps = bench.metrics()
     assert all(step["loss"] > 0 and step["seconds_teacher"] > 0 for step in steps)
     status = run(bench, bench.broker.get_status("trainer"))
     assert status["prm"] == "up"
@@ -230,6 +225,6 @@ def test_the_trainer_teaches_itself_without_any_prm(bench: Bench, make_sample: C
     bench.feed([hinted(make_sample, turn) for turn in range(4)])
     progress, _ = bench.train(bench.config(prm={"teacher_source": "trainer", "teacher_weights": "current"}))
     assert progress.num_trained == 4
-    steps = metrics(bench)
+    steps = bench.metrics()
     assert all(step["teacher_minus_student_mean"] != 0 and step["seconds_teacher"] > 0 for step in steps)
     assert all("prm_available" not in step for step in steps)
