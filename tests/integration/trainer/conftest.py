@@ -21,9 +21,9 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample
 from hintloop_contract.streams import SAMPLES
 from hintloop_contract.testing.memory import MemoryBroker
-from hintloop_trainer import checkpoints, wiring
+from hintloop_trainer import wiring
 from hintloop_trainer.background import Background
-from hintloop_trainer.checkpoints import CheckpointStore, Resumable
+from hintloop_trainer.checkpoints import CheckpointStore, Resumable, complete, read_state
 from hintloop_trainer.gate.gate import Gate
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.losses.loading import load_loss
@@ -144,8 +144,8 @@ class Bench:
 
     def trained_ids(self) -> list[str]:
         """Turns that the newest checkpoint holds."""
-        newest = checkpoints.complete(self.folder / "checkpoints")[-1]
-        return checkpoints.read_state(newest).trained_turn_ids
+        newest = complete(self.folder / "checkpoints")[-1]
+        return read_state(newest).trained_turn_ids
 
     def feed(self, samples: Sequence[Sample]) -> None:
         async def append() -> None:
