@@ -60,6 +60,9 @@ def test_a_missing_file_names_every_place_and_the_signature(tmp_path: Path, monk
         ("REQUIRES = {'reward'}\ndef compute_loss(inputs): ...\n", "REQUIRES"),
         ("REQUIRES = 'score'\ndef compute_loss(inputs): ...\n", "REQUIRES"),
         ("import no_such_module_here\n", "no_such_module_here"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+        ("REQUIRES = {'score'}\ncompute_loss = max\n", "no signature found"),
+        ("REQUIRES = [['score']]\ndef compute_loss(inputs): ...\n", "REQUIRES"),
     ],
 )
 def test_a_wrong_file_is_refused_with_what_is_expected(tmp_path: Path, source: str, message: str) -> None:

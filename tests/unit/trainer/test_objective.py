@@ -21,7 +21,7 @@ from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import LossError
 from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron.logprobs import Scores
-from hintloop_trainer.objective import Evaluation, Objective, Old, objective_from
+from hintloop_trainer.objective import RESERVED, Evaluation, Objective, Old, objective_from
 
 from .conftest import make_sample
 
@@ -290,6 +290,14 @@ def write(folder: Path, body: str, *, requires: set[str] | None = None, before: 
         ("1 / 0", "raised ZeroDivisionError in line 6: division by zero"),
         ("inputs.logprobs_N, {'x': 3}", "metric 'x' as int, expected a detached tensor"),
         ("inputs.logprobs_N, {'entropy': inputs.logprobs_N}", "which the trainer does too; rename it"),
+        ("inputs.logprobs_N, {'score': inputs.logprobs_N}", "reports 'score', which the trainer does too"),
+        ("inputs.logprobs_N, {'x': inputs.logprobs_N * 1j}", "metric 'x' as torch.complex64"),
+        ("inputs.logprobs_N, None", "gave metrics as NoneType, expected a dict"),
+        (
+            "inputs.logprobs_N * inputs.advantages_N.zero_()",
+            r"advantages_N in place; work on a copy \(advantages_N",
+        ),
+        ("inputs.tempered_N.mul_(2.0)", "changes its input tempered_N in place"),
         ("[1.0]", "gave TokenLosses, expected TokenLosses"),
     ],
 )
@@ -298,6 +306,18 @@ def test_what_a_custom_loss_does_wrong_is_refused_at_start(tmp_path: Path, body:
     with pytest.raises(LossError, match=message) as caught:
         objective(tmp_path, training={"custom_loss_path": "own.py"})
     assert "own.py" in str(caught.value)
+
+
+def test_no_metric_of_a_loss_is_mistaken_for_one_that_samples_decide_about() -> None:
+    """What the trainer reports of some micro-batches alone is reserved in all of them."""
+    found = set()
+    for fields in (BOTH, EITHER, {"score": (1, -1, 1), "taught": (False, False, False)}):
+        batch = made_batch(**fields)
+        combined = objective(advantage={"estimator": "combine"}, training={"kl_coef": 0.1, "entropy_coef": 0.1})
+        found |= set(evaluated(combined, batch, logits(0), logits(1)).tally.moments)
+    configured = {"loss_policy", "loss_kl", "loss_entropy", "kl"}
+    of_the_loss = {"ratio_mean", "clip_fraction", "clip_fraction_low", "clip_fraction_high"}
+    assert found - configured - of_the_loss <= RESERVED
 
 
 def test_a_bare_tensor_is_no_result(tmp_path: Path) -> None:

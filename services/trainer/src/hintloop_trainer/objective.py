@@ -25,6 +25,24 @@ from hintloop_trainer.megatron.logprobs import Scores
 from hintloop_trainer.tally import Tally
 from hintloop_trainer.traces import TokenTrace, read_traces
 
+#: Metrics that a micro-batch has or lacks by what its samples have: none of them is a loss's own.
+RESERVED = frozenset(
+    {
+        "advantage",
+        "advantage_opd",
+        "advantage_rl",
+        "engine_difference",
+        "engine_difference_abs",
+        "entropy",
+        "group_share",
+        "response_length",
+        "score",
+        "teacher_minus_student",
+        "tis_applied",
+        "tis_bounded_share",
+        "tis_weight",
+    }
+)
 #: Names of coefficients to their values.
 Effective = dict[str, float | str | None]
 
@@ -245,7 +263,7 @@ class Objective:
         if self.group_size > 1:
             tally.add("group_share", torch.tensor([float(e.relative is not None) for e in batch.examples]))
         for name, values in result.metrics.items():
-            if name in tally.moments:
+            if name in tally.moments or name in RESERVED:
                 raise LossError(f"loss {self.loss.source} reports {name!r}, which the trainer does too; rename it")
             tally.add(name, values)
 

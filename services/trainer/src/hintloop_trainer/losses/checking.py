@@ -48,13 +48,26 @@ def compute(loss: LoadedLoss, inputs: LossInputs, turn_ids: Sequence[str]) -> tu
         LossError: the loss raised, or gave something else than a float for every token that the student's
             log-probabilities have a gradient of.
     """
-    watched = _Watched(**{name: getattr(inputs, name) for name in _NAMES})
+    values = {name: getattr(inputs, name) for name in _NAMES}
+    watched, written = _Watched(**values), _writes(values)
     try:
         result = loss.compute(watched)
     except Exception as error:
         raise LossError(f"loss {loss.source} {_failure(loss, error)}; no step was made") from error
+    for name, before in written.items():
+        if values[name]._version != before:
+            # What it was is needed for the metrics, and for the next pass over the same samples.
+            raise LossError(
+                f"loss {loss.source} changes its input {name} in place; work on a copy ({name}.clone()), or take the "
+                "function whose name does not end in _"
+            )
     _check(loss, inputs, result, turn_ids)
     return result, watched.reads
+
+
+def _writes(values: dict[str, Any]) -> dict[str, int]:
+    """How often each tensor was written to, as torch counts it."""
+    return {name: value._version for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def _failure(loss: LoadedLoss, error: Exception) -> str:
@@ -108,8 +121,11 @@ def _check_finite(loss: LoadedLoss, inputs: LossInputs, losses_N: torch.Tensor, 
 
 
 def _check_metrics(loss: LoadedLoss, result: TokenLosses) -> None:
+    if not isinstance(result.metrics, dict):
+        raise LossError(
+            f"loss {loss.source} gave metrics as {type(result.metrics).__name__}, expected a dict of names to tensors"
+        )
     for name, values in result.metrics.items():
-        if not isinstance(name, str) or not isinstance(values, torch.Tensor):
-            raise LossError(
-                f"loss {loss.source} gave the metric {name!r} as {type(values).__name__}, expected a detached tensor"
-            )
+        if not isinstance(name, str) or not isinstance(values, torch.Tensor) or values.is_complex():
+            found = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+            raise LossError(f"loss {loss.source} gave the metric {name!r} as {found}, expected a detached tensor")

@@ -69,7 +69,7 @@ def _execute(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LossError(f"custom loss {file} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
@@ -78,7 +78,10 @@ def _function(module: ModuleType, file: Path) -> Any:
     function = getattr(module, "compute_loss", None)
     if not callable(function):
         raise LossError(f"custom loss {file} defines no compute_loss; expected `{SIGNATURE}`")
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise LossError(f"custom loss {file}: compute_loss has {error}; expected `{SIGNATURE}`") from error
     parameters = list(signature.parameters.values())
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     mandatory = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
@@ -89,7 +92,8 @@ def _function(module: ModuleType, file: Path) -> Any:
 
 def _requires(module: ModuleType, file: Path) -> frozenset[str]:
     declared = getattr(module, "REQUIRES", None)
-    if not isinstance(declared, set | frozenset | tuple | list) or not declared or set(declared) - set(REQUIREMENTS):
+    named = isinstance(declared, set | frozenset | tuple | list) and all(name in REQUIREMENTS for name in declared)
+    if not named or not declared:
         raise LossError(
             f"custom loss {file}: REQUIRES is {declared!r}; it must be a non-empty set out of {', '.join(REQUIREMENTS)}"
         )
