@@ -43,15 +43,11 @@ async def wait_for(broker: Broker, **wanted: str) -> dict[str, str]:
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("dialect", ["sglang", "vllm"])
-async def test_the_process_trains_publishes_and_ends_cleanly(dialect: str, redis_server: Any, tmp_path: Path) -> None:
-    students.tiny_model("qwen3", tied=True).save_pretrained(tmp_path / "student")
-    engine = fakes.FakeEngine(fakes.transformers_scorer)
-    async with TestServer(engine.app()) as server:
-        (tmp_path / "config.toml").write_text(
-            f"""
+def write_config(folder: Path, dialect: str, engine: str, redis: str) -> None:
+    (folder / "config.toml").write_text(
+        f"""
 [model]
-student_model_path = "{tmp_path / "student"}"
+student_model_path = "{folder / "student"}"
 dtype = "float32"
 [rollout]
 engine = "{dialect}"
@@ -59,18 +55,26 @@ rollout_batch_size = 2
 [training]
 train_batch_size = 2
 learning_rate = 1e-3
-checkpoint_dir = "{tmp_path / "checkpoints"}"
+checkpoint_dir = "{folder / "checkpoints"}"
 [policy]
 name = "demo"
-engines = ["{str(server.make_url("")).rstrip("/")}"]
+engines = ["{engine}"]
 [publishing]
-weights_dir = "{tmp_path / "weights"}"
+weights_dir = "{folder / "weights"}"
 [gate]
 enabled = false
 [redis]
-url = "{redis_server.url}"
+url = "{redis}"
 """
-        )
+    )
+
+
+@pytest.mark.parametrize("dialect", ["sglang", "vllm"])
+async def test_the_process_trains_publishes_and_ends_cleanly(dialect: str, redis_server: Any, tmp_path: Path) -> None:
+    students.tiny_model("qwen3", tied=True).save_pretrained(tmp_path / "student")
+    engine = fakes.FakeEngine(fakes.transformers_scorer)
+    async with TestServer(engine.app()) as server:
+        write_config(tmp_path, dialect, str(server.make_url("")).rstrip("/"), redis_server.url)
         broker = RedisBroker(connect(redis_server.url), "demo")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "hintloop_trainer", "--config", str(tmp_path / "config.toml")),
