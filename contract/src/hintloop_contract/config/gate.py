@@ -9,10 +9,10 @@ from pydantic import Field, field_validator
 
 from hintloop_contract.config.section import (
     NonNegativeFloat,
-    NonNegativeInt,
     Positive,
     PositiveFloat,
     Section,
+    Seed,
     http_address,
 )
 
@@ -33,9 +33,9 @@ class GateSection(Section):
     """JSON lines of probe prompts instead of the built-in ones; see the trainer's README for their form."""
     temperature: NonNegativeFloat | None = None
     """Sampling temperature of the probe's answers; 0 is greedy, null is `rollout.temperature`."""
-    max_new_tokens: Positive = 64
+    max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Longest probe answer, tokens; one that has not ended by then counts as not answered."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of the probe's sampling: the same for every version, so that like weights give like answers."""
     batch_size: Positive = 32
     """Most probe prompts answered at once."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from hintloop_contract.config.layout import LayoutKeys
 from hintloop_contract.config.method import LossKeys
-from hintloop_contract.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
+from hintloop_contract.config.section import NonNegativeFloat, Positive, PositiveFloat, Section, Seed
 
 
 class ModelSection(Section):
@@ -67,7 +67,7 @@ class TrainingSection(LayoutKeys, LossKeys):
     """Where checkpoints are written."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
-    seed: int = 1234
+    seed: Seed = 1234
     """Seed of the trainer."""
     memory_check: Literal["warn", "refuse", "off"] = "warn"
     """What follows when the estimate at start says that samples of `model.max_seq_len` do not fit: a warning, or no

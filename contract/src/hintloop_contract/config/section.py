@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+#: What every random generator takes, with room for what is added to it.
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 #: Ten years; Redis takes no expiry that is much longer.
 MAX_SECONDS = 315_360_000
 KeptSeconds = Annotated[int, Field(ge=0, le=MAX_SECONDS)]
