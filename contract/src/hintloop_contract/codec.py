@@ -78,12 +78,6 @@ def decode_payload(data: bytes, kind: type[T]) -> T:
         raise MessageError(f"payload of {len(data)} bytes is not a {kind.__name__}: {error}") from error
 
 
-def encode_fields(message: Message, *, policy: str, tenant: str, traceparent: str) -> dict[str, bytes]:
-    """Fields of one stream entry."""
-    packed = pack_message(message, tenant=tenant, traceparent=traceparent)
-    return dict(zip(FIELDS, field_values(packed, policy), strict=True))
-
-
 def field_values(packed: PackedMessage, policy: str) -> tuple[bytes, ...]:
     """Values of one stream entry, in the order of ``FIELDS``."""
     return (

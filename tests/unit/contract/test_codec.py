@@ -4,7 +4,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hintloop_contract.codec import COMPRESS_ABOVE_BYTES, decode_fields, decode_payload, encode_fields, encode_payload
+from hintloop_contract.codec import (
+    COMPRESS_ABOVE_BYTES,
+    FIELDS,
+    decode_fields,
+    decode_payload,
+    encode_payload,
+    field_values,
+    pack_message,
+)
 from hintloop_contract.errors import MessageError
 from hintloop_contract.messages import Capture, Drop, JudgedTurn, LinkedTurn, Sample, TurnRecord
 from hintloop_contract.tensors import unpack
@@ -18,8 +26,8 @@ def drop(detail: str = "") -> Drop:
 
 
 def fields(message) -> dict[bytes, bytes]:
-    encoded = encode_fields(message, policy="p", tenant="a", traceparent="")
-    return {name.encode(): value for name, value in encoded.items()}
+    values = field_values(pack_message(message, tenant="a", traceparent=""), "p")
+    return {name.encode(): value for name, value in zip(FIELDS, values, strict=True)}
 
 
 def test_small_payload_is_plain_and_large_is_compressed():
