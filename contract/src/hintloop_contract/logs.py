@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from hintloop_contract.config import LoadedConfig
     from hintloop_contract.config.schema import LoggingSection
 
+#: What stands in the place of a secret, wherever one would be shown.
+MASK = "********"
 SECRET_WORDS = ("api_key", "authorization", "password", "secret", "token")
 _NOT_SECRET = ("tokens", "token_ids")
 
@@ -27,7 +29,7 @@ def _mask(
             and any(w in lowered for w in SECRET_WORDS)
             and not any(w in lowered for w in _NOT_SECRET)
         ):
-            event[key] = "********"
+            event[key] = MASK
     return event
 
 

@@ -14,6 +14,7 @@ import structlog
 import typer
 from hintloop_contract.config import LoadedConfig, load_config
 from hintloop_contract.errors import ConfigError
+from hintloop_contract.logs import MASK
 from pydantic import BaseModel, SecretStr
 from rich.console import Console
 
@@ -27,7 +28,6 @@ from hintloop.errors import CommandError
 
 #: Exit codes: nothing wrong, something wrong, something that will disappoint.
 CODES = {Outcome.OK: 0, Outcome.FAIL: 1, Outcome.WARN: 3}
-MASK = "********"
 
 
 def run_doctor(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
+from hintloop_contract.logs import MASK
 
 ENV_PREFIX = "HINTLOOP_"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -52,7 +53,7 @@ class LoadedConfig:
 
 def _shown(value: Any) -> str:
     if isinstance(value, SecretStr):
-        return '"********"' if value.get_secret_value() else '""'
+        return json.dumps(MASK) if value.get_secret_value() else '""'
     if isinstance(value, list):
         return "[" + ", ".join(_shown(item) for item in value) + "]"
     if isinstance(value, dict):
@@ -211,7 +212,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
         given = item.get("input")
         secret = isinstance(given, SecretStr) or "key" in path or path == "redis.url"
         shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
-        shown = re.sub(r"//[^/]*@", "//********@", shown)
+        shown = re.sub(r"//[^/]*@", f"//{MASK}@", shown)
         lines.append(f"{_origin(path, origins)}: {path}{inside}{shown}: {message}")
     return lines
 
