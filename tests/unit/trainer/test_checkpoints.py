@@ -53,7 +53,6 @@ def make_state(step: int) -> TrainerState:
         num_trained=2,
         model_path="",
         dtype="float32",
-        kept={"gate": {"mean": 0.5}},
     )
 
 
@@ -90,7 +89,6 @@ def test_what_is_trained_while_the_files_are_written_is_not_in_them(learner: Lea
         path.name
     ]
     assert checkpoints.read_state(path).lineage.versions == []
-    assert checkpoints.read_state(path).kept == {"gate": {"mean": 0.5}}
 
     store.load(path)
     assert_equal(values(learner), before)

@@ -67,8 +67,6 @@ class TrainerState(msgspec.Struct):
     """Layout that the generators belong to (:func:`generators.sizes`)."""
     advantages: Moments = msgspec.field(default_factory=Moments)
     """Of all advantages up to here."""
-    kept: dict[str, Any] = {}
-    """What parts of the loop want to find again, by their names: values that JSON has."""
 
 
 def step_directory(root: Path, step: int) -> Path:

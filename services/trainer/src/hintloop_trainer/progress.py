@@ -43,5 +43,3 @@ class Progress:
     rollback_to: str = "{}"
     """JSON: versions that can be gone back to, and whether their optimizer is left."""
     advantages: Moments = field(default_factory=Moments)
-    kept: dict[str, Any] = field(default_factory=dict)
-    """What parts of the loop want to find again after a resume, by their names: values that JSON has."""

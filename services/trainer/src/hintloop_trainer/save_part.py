@@ -172,7 +172,6 @@ class SavePart:
             lora=config.lora.described,
             history=progress.history,
             advantages=progress.advantages,
-            kept=progress.kept,
         )
 
     def resume(self) -> None:
@@ -199,6 +198,5 @@ class SavePart:
         progress.lineage = state.lineage
         progress.history = state.history
         progress.advantages = state.advantages
-        progress.kept = state.kept
         deps.source.skip(state.trained_turn_ids)
         self._log.info("resumed", path=str(directory), step=state.step, trained=state.num_trained)
