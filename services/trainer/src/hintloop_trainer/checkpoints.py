@@ -28,7 +28,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, is_main_replic
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from torch.distributed.checkpoint.api import CheckpointException
 
-from hintloop_trainer import blame, durable, forced, generators
+from hintloop_trainer import blame, durable, forced, generators, own_teacher
 from hintloop_trainer.errors import CheckpointError
 from hintloop_trainer.forked_save import ForkedSave
 from hintloop_trainer.learner import Learner
@@ -107,12 +107,12 @@ def remove_leftovers(root: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _sharded(learner: Learner, *, with_generators: bool, loading: bool) -> dict[str, Any]:
+def _sharded(learner: Learner, *, with_generators: bool, loading: bool, with_teacher: bool = True) -> dict[str, Any]:
     weights = learner.sharded_weights()
     found = {
         "model": weights,
         "optimizer": optimizer.sharded(learner.optimizer, weights, loading=loading),
-        "teacher": {} if learner.own_teacher is None else learner.own_teacher.sharded(),
+        "teacher": learner.own_teacher.sharded() if learner.own_teacher is not None and with_teacher else {},
     }
     if with_generators:
         found["generators"] = generators.sharded(learner.layout)
@@ -265,7 +265,8 @@ class CheckpointStore:
     def load(self, directory: Path) -> None:
         """Put the learner where the checkpoint left it; the layout of ranks may differ.
 
-        What is configured (learning rate, decay, betas) is as configured now, not as it was saved.
+        What is configured (learning rate, decay, betas) is as configured now, not as it was saved; a moving average
+        that the checkpoint has not begins at its weights.
 
         Raises:
             CheckpointError: the files cannot be read into this model.
@@ -276,11 +277,16 @@ class CheckpointStore:
         try:
             with _quietly():
                 optimizer.check_saved(directory, learner.config.training)
-                loaded = dist_checkpointing.load(_sharded(learner, with_generators=same, loading=True), str(directory))
+                taught = own_teacher.is_in(directory)
+                asked = _sharded(learner, with_generators=same, loading=True, with_teacher=taught)
+                loaded = dist_checkpointing.load(asked, str(directory))
                 learner.restore_weights(loaded["model"])
                 optimizer.restore(learner.optimizer, loaded["optimizer"], learner.config.training)
-                if learner.own_teacher is not None:
-                    learner.own_teacher.restore(loaded["teacher"])
+                if learner.own_teacher is not None and taught:
+                    learner.own_teacher.restore(loaded.get("teacher", {}))
+                elif learner.own_teacher is not None:
+                    # As it was configured then, nothing was averaged.
+                    learner.own_teacher.start_from(learner.model)
         except (CheckpointException, KeyError, ValueError, RuntimeError, OSError, EOFError) as error:
             raise CheckpointError(
                 f"{directory} cannot be loaded: {type(error).__name__}: {_cause(error)}. To go on from the checkpoint "

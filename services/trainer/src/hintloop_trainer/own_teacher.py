@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from hintloop_contract.config.schema import Config
+from megatron.core import dist_checkpointing
 
 from hintloop_trainer.megatron import adapter, lora, model, weights
 from hintloop_trainer.megatron.model import Architecture, PolicyModel
 from hintloop_trainer.megatron.parallel import Layout
 
 _PREFIX = "teacher."
+
+
+def is_in(checkpoint: Path) -> bool:
+    """Whether a checkpoint holds a moving average."""
+    return any(name.startswith(_PREFIX) for name in dist_checkpointing.load_tensors_metadata(str(checkpoint)))
 
 
 class OwnTeacher:
