@@ -32,7 +32,7 @@ Step = Callable[[], tuple[float, float]]
 """Makes an optimizer step; gives the loss and the gradient's norm."""
 
 
-def configuration(model: Path, *, packing: bool = True, num_samples: int = NUM_SAMPLES, **sections: Any) -> Config:
+def configuration(model: Path, *, num_samples: int = NUM_SAMPLES, **sections: Any) -> Config:
     """What the trainer is started with."""
     return Config.model_validate(
         {
@@ -41,7 +41,6 @@ def configuration(model: Path, *, packing: bool = True, num_samples: int = NUM_S
             "training": {
                 "train_batch_size": num_samples,
                 "micro_batch_tokens": BUDGET,
-                "packing": packing,
                 "learning_rate": LEARNING_RATE,
             },
             "advantage": {"estimator": "on_policy_distillation"},
@@ -73,10 +72,6 @@ def learner(config: Config) -> tuple[Any, Step]:
     return found, step
 
 
-def _hintloop(model: Path, *, packing: bool) -> Step:
-    return learner(configuration(model, packing=packing))[1]
-
-
 def _peer(model: Path, *, ordered: bool) -> Step:
     from benchmarks.trainer.peer import Peer
 
@@ -85,8 +80,7 @@ def _peer(model: Path, *, ordered: bool) -> Step:
 
 
 CONTESTANTS: dict[str, Callable[[Path], Step]] = {
-    "hintloop": lambda model: _hintloop(model, packing=True),
-    "hintloop-padded": lambda model: _hintloop(model, packing=False),
+    "hintloop": lambda model: learner(configuration(model))[1],
     "transformers-sorted": lambda model: _peer(model, ordered=True),
     "transformers-unsorted": lambda model: _peer(model, ordered=False),
 }
