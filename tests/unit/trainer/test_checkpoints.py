@@ -280,3 +280,36 @@ def test_a_history_stands_for_turns_and_their_order() -> None:
         len({whole, continued("", ["a", "c", "b"]), continued("", ["a", "b"]), continued("", ["a", "b", "b", "c"])})
         == 4
     )
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(("before", "after"), [("initial", "ema"), ("ema", "initial"), ("ema", "current")])
+def test_another_teacher_may_be_configured_at_a_restart(
+    student: Callable[..., Path], layout: Layout, tmp_path: Path, before: str, after: str, lora: bool
+) -> None:
+    directory = student()
+
+    def make(weights: str) -> Learner:
+        prm = {
+            "teacher_source": "trainer",
+            "teacher_weights": weights,
+            **({"ema_decay": 0.5} if weights == "ema" else {}),
+        }
+        training = {"train_batch_size": 2, "learning_rate": 1e-2}
+        sections = {"rollout": {"rollout_batch_size": 2}, "prm": prm, "lora": {"enabled": lora, "rank": 4}}
+        return build_learner(directory, layout, training=training, **sections)
+
+    first, second = make(before), make(after)
+    make_step(first, 0, 1)
+    store = CheckpointStore(tmp_path / "checkpoints", first, 2)
+    store.begin(make_state(1), None)
+    CheckpointStore(tmp_path / "checkpoints", second, 2).load(finished(store))
+    assert_equal(values(first), values(second))
+    if after == "ema":
+        # Nothing was averaged before: it begins at the weights that are gone on from.
+        teacher: Any = second.own_teacher
+        found = teacher.changing()
+        assert found and all(bool(tensor.isfinite().all()) for tensor in found)
+        with teacher.in_force() as network:
+            now = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+        assert_equal(values(second), now)

@@ -287,6 +287,10 @@ class CheckpointStore:
                 elif learner.own_teacher is not None:
                     # As it was configured then, nothing was averaged.
                     learner.own_teacher.start_from(learner.model)
+                    if self._leader and not learner.own_teacher.is_fixed:
+                        structlog.get_logger().warning(
+                            "the teacher's moving average begins at the checkpoint's weights"
+                        )
         except (CheckpointException, KeyError, ValueError, RuntimeError, OSError, EOFError) as error:
             raise CheckpointError(
                 f"{directory} cannot be loaded: {type(error).__name__}: {_cause(error)}. To go on from the checkpoint "
