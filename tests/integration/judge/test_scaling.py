@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest
 from hintloop_contract.redis_broker import RedisBroker
 from hintloop_contract.streams import DEAD, JUDGED, TURNS
 
+from tests.integration.conftest import free_port
+
 from .conftest import StandInEngine, link
 
 NUM_TURNS = 380
@@ -21,12 +22,6 @@ LATENCY_S = 1.0
 WINDOW_S = 5.0
 
 Process = asyncio.subprocess.Process
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Replicas:

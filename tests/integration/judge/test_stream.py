@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import httpx
 from hintloop_contract.messages import JudgedTurn
 from hintloop_contract.redis_broker import RedisBroker
 from hintloop_contract.streams import JUDGED
+
+from tests.integration.conftest import free_port
 
 from .conftest import link
 
@@ -36,12 +37,6 @@ async def drops(broker: RedisBroker, count: int) -> dict[tuple[str, str], int]:
         while sum((funnel := await broker.funnel()).drops.values()) < count:
             await asyncio.sleep(0.1)
     return funnel.drops
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_the_process_judges_the_stream(broker: RedisBroker, redis_server: Any, tmp_path: Path) -> None:

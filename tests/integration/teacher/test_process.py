@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,7 @@ from hintloop_contract.scoring.channel import SERVICE_NAME
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.integration.conftest import free_port
 
 
 async def test_waits_for_the_engine_and_ends_on_a_signal(redis_server: Any, tmp_path: Path) -> None:
