@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 from hintloop_contract.control import Command, ControlRequest, Pause
 from hintloop_contract.messages import Sample
-from hintloop_trainer import checkpoints
+from hintloop_contract.tensors import pack
+from hintloop_trainer import checkpoints, loop
 from hintloop_trainer.points import Point
+from safetensors.torch import load_file
 
 from .conftest import Bench, run
-from .scripted_gate import drops, gate, never, same, samples_left, stop_when, weights
+from .scripted_gate import drops, gate, never, released, same, samples_left, stop_when, weights
 
 MakeSample = Callable[..., Sample]
 
@@ -253,3 +256,38 @@ def test_weights_held_back_after_a_rollback_are_not_saved(bench: Bench, make_sam
     newest = checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1])
     assert (newest.step, newest.trained_turn_ids) == (0, [])
     assert (samples_left(bench), drops(bench)) == (8, {})
+
+
+def test_an_adapter_is_gone_back_to_with_its_teacher_and_reference(
+    bench: Bench, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "COLLECT_WAIT_S", 0.2)
+    hinted = pack([1, 2, 3, 4, 5, 6, 7], "int32")
+    bench.feed([make_sample(turn, teacher_logprobs=None, hinted_prompt_ids=hinted) for turn in range(4)])
+    asked: list[str] = []
+
+    def ask_after_two_steps(point: Point) -> None:
+        if point == Point.PUBLISHED and not asked and run(bench, bench.broker.weights()).current == 3:
+            asked.append(ask(bench, ControlRequest(command=Command.ROLLBACK, version=2)))
+            ask(bench, ControlRequest(command=Command.RESUME))
+
+    config = bench.config(
+        lora={"enabled": True, "rank": 4},
+        advantage={"estimator": "combine"},
+        prm={"teacher_source": "trainer", "teacher_weights": "ema", "ema_decay": 0.5},
+        training={"max_steps": 9, "kl_coef": 0.1, "learning_rate": 1e-2},
+        publishing={"keep_versions": 20},
+    )
+    stop = stop_when(bench, released(bench, 5))
+    progress, _ = bench.train(config, gate=gate(bench, []), reached=ask_after_two_steps, stop=stop)
+    versions = [load_file(bench.folder / "weights" / str(v) / "adapter_model.safetensors") for v in (2, 4)]
+    assert same(*versions)
+    assert "weights alone" in outcome(bench, asked[0]).detail
+    # Step 2 was made twice, of the same weights, against the same reference; of other advantages, for the teacher
+    # begins anew at version 2. Nothing is trained twice that is left.
+    lines = [json.loads(line) for line in (bench.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["version"]) for line in lines] == [(1, 2), (2, 3), (2, 5)]
+    assert lines[0]["kl"] == 0.0 and lines[1]["kl"] == lines[2]["kl"] > 0.0
+    state = checkpoints.read_state(checkpoints.complete(bench.folder / "checkpoints")[-1])
+    assert (progress.step, state.trained_turn_ids) == (2, [f"turn-{turn:04d}" for turn in range(4)])
+    assert samples_left(bench) == 0
