@@ -18,6 +18,7 @@ from hintloop_trainer.samples import Held, SampleSource
 from .conftest import VOCAB, make_sample
 
 LINEAGE = Lineage([Released(1, 0)])
+CONFIG = Config.model_validate({"prm": {"teacher_source": "trainer"}})
 
 
 def with_source(
@@ -31,7 +32,7 @@ def with_source(
         for turn in range(number):
             await broker.append(SAMPLES, make_sample(turn, **fields))
         source = SampleSource(
-            broker, "trainer-1", Admission(Config(), None), vocab_size=VOCAB, claim_idle_ms=60_000, capacity=number
+            broker, "trainer-1", Admission(CONFIG, None), vocab_size=VOCAB, claim_idle_ms=60_000, capacity=number
         )
         await source.start()
         stop = asyncio.Event()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import DropReason, Sample
 
+from hintloop_trainer.filling import is_open
 from hintloop_trainer.lineage import Lineage
 
 
@@ -62,8 +63,8 @@ class Admission:
         if estimator == "grpo":
             return _score_signal(sample)
         if estimator == "on_policy_distillation":
-            return _teacher_signal(sample)
-        if sample.teacher_logprobs is None and sample.hinted_prompt_ids is None:
+            return self._teacher_signal(sample)
+        if sample.teacher_logprobs is None and not self._is_filled_in(sample):
             # The score alone has to carry it.
             return _score_signal(sample)
         return None
@@ -71,12 +72,25 @@ class Admission:
     def _custom_signal(self, sample: Sample, requires: frozenset[str]) -> Refusal | None:
         if "score" in requires and sample.score is None:
             return Refusal(DropReason.NO_SIGNAL, "no score")
-        if sample.hinted_prompt_ids is not None:
-            # The teacher's part is filled in before the step.
+        if self._is_filled_in(sample):
             return None
         if "teacher_topk" in requires and sample.teacher_topk_ids is None:
-            return _teacher_signal(sample) or Refusal(DropReason.TEACHER_MISSING, "no teacher candidates")
-        return _teacher_signal(sample) if "teacher_logprobs" in requires else None
+            return self._teacher_signal(sample) or Refusal(DropReason.TEACHER_MISSING, "no teacher candidates")
+        return self._teacher_signal(sample) if "teacher_logprobs" in requires else None
+
+    def _is_filled_in(self, sample: Sample) -> bool:
+        """Whether the teacher's part is filled in before the step. One left to a trainer that is no teacher (any
+        more, for the configuration changed) is not."""
+        topk = self.requires is not None and "teacher_topk" in self.requires
+        by_us = self.config.prm.teacher_source == "trainer" or (topk and not self.config.topk_opd.use_teacher_topk)
+        return by_us and is_open(sample)
+
+    def _teacher_signal(self, sample: Sample) -> Refusal | None:
+        if sample.teacher_logprobs is not None or self._is_filled_in(sample):
+            return None
+        if sample.hint is None:
+            return Refusal(DropReason.NO_HINT, "no hint")
+        return Refusal(DropReason.TEACHER_MISSING, "no teacher log-probabilities")
 
 
 def _score_signal(sample: Sample) -> Refusal | None:
@@ -85,11 +99,3 @@ def _score_signal(sample: Sample) -> Refusal | None:
     if sample.score == 0:
         return Refusal(DropReason.NEUTRAL, "score 0")
     return None
-
-
-def _teacher_signal(sample: Sample) -> Refusal | None:
-    if sample.teacher_logprobs is not None or sample.hinted_prompt_ids is not None:
-        return None
-    if sample.hint is None:
-        return Refusal(DropReason.NO_HINT, "no hint")
-    return Refusal(DropReason.TEACHER_MISSING, "no teacher log-probabilities")
