@@ -143,6 +143,18 @@ async def test_prometheus_has_labels_for_reasons_and_coefficients() -> None:
     assert found["hintloop_trainer_method_info", ("grpo",)] == 1
 
 
+async def test_no_figure_of_a_loss_takes_the_name_of_another() -> None:
+    sink = PrometheusSink()
+    sink.write({"step": 1, "my metric": 1.0, "my_metric": 2.0, "my\nmetric": 3.0, "dropped": 4.0, "seconds_x": 5.0})
+    text = await served(sink)
+    named = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(named) == len(set(named))
+    found = samples(text)
+    shown = ("my_metric", "custom_my_metric", "custom_custom_my_metric", "custom_dropped")
+    assert [found[f"hintloop_trainer_{name}", ()] for name in shown] == [1.0, 2.0, 3.0, 4.0]
+    assert found["hintloop_trainer_phase_seconds", ("x",)] == 5.0
+
+
 def events(directory: Path) -> Iterator[Event]:
     """TFRecords: length, its checksum, data, its checksum."""
     for path in sorted(directory.glob("events.out.*")):

@@ -56,8 +56,14 @@ class StepCollector(Collector):
             for name in [name for name in numbers if name.startswith(labelled.prefix)]:
                 family.add_metric([name.removeprefix(labelled.prefix)], numbers.pop(name))
             yield family
+        taken = {"method", *(labelled.name for labelled in LABELLED)}
         for name, value in numbers.items():
-            yield GaugeMetricFamily(PREFIX + metric_name(name), f"{name} of the last step", value=value)
+            # A page on which two families have one name is read by nobody.
+            plain = metric_name(name)
+            while plain in taken:
+                plain = f"custom_{plain}"
+            taken.add(plain)
+            yield GaugeMetricFamily(PREFIX + plain, f"{_line(name)} of the last step", value=value)
         text = {metric_name(name): value for name, value in self.last.items() if isinstance(value, str)}
         yield InfoMetricFamily(PREFIX + "method", "What is trained, in words", value=text)
 
@@ -65,6 +71,10 @@ class StepCollector(Collector):
 def metric_name(name: str) -> str:
     """``name`` as Prometheus allows it: a custom loss may call its figures anything."""
     return re.sub(r"\W", "_", name, flags=re.ASCII)
+
+
+def _line(name: str) -> str:
+    return " ".join(name.split())
 
 
 class PrometheusSink:
