@@ -13,7 +13,10 @@ from hintloop_contract.control import Command, ControlRequest, Pause
 from hintloop_contract.messages import Sample
 from hintloop_contract.tensors import pack
 from hintloop_trainer import checkpoints, loop
+from hintloop_trainer.control_part import ATTEMPTS
 from hintloop_trainer.points import Point
+from hintloop_trainer.publish_part import PublishPart
+from hintloop_trainer.waiting import StopRequestedError
 from safetensors.torch import load_file
 
 from .conftest import Bench, run
@@ -132,6 +135,25 @@ def test_a_request_that_ends_the_trainer_again_and_again_is_refused(trained: Ben
     assert outcome(trained, asked).state == "refused"
     assert "ended over it 3 times" in outcome(trained, asked).detail
     assert progress.step == 3
+
+
+def test_a_trainer_that_is_asked_to_end_over_a_request_did_not_fail_at_it(
+    trained: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ask(trained, ControlRequest(command=Command.ROLLBACK, version=2))
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise StopRequestedError
+
+    with monkeypatch.context() as patch:
+        # As while no engine answers.
+        patch.setattr(PublishPart, "publish", stop)
+        for _ in range(ATTEMPTS + 1):
+            trained.train(rollback_config(trained))
+            assert (outcome(trained, asked).state, outcome(trained, asked).detail) == ("accepted", "0")
+    trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
+    assert outcome(trained, asked).state == "done"
+    assert run(trained, trained.broker.paused()).reason == "rolled back to version 2"
 
 
 def test_a_rollback_asked_for_within_a_collection_gives_the_rest_back(bench: Bench, make_sample: MakeSample) -> None:

@@ -6,6 +6,7 @@ does it again; every step of a rollback can be done twice. The pause is in Redis
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish.release import NOTE, is_like, read_note, versions_on_disk
 from hintloop_trainer.publish_part import PublishPart
 from hintloop_trainer.save_part import SavePart
-from hintloop_trainer.waiting import Waiting
+from hintloop_trainer.waiting import StopRequestedError, Waiting
 
 #: Times that a trainer may end over a request before it is refused; the next restart would go the same way.
 ATTEMPTS = 3
@@ -100,6 +101,9 @@ class ControlPart:
                 if begun > ATTEMPTS:
                     raise RequestRefusedError(f"the trainer ended over it {ATTEMPTS} times; its log says why")
                 outcome = self._carry_out(request)
+            except StopRequestedError:
+                self._uncount(request_id, begun)
+                raise
             except RequestRefusedError as error:
                 self._log.warning("request refused", id=request_id, detail=str(error))
                 outcome = ControlOutcome(state=ControlState.REFUSED, detail=str(error))
@@ -113,6 +117,11 @@ class ControlPart:
         before = await broker.control_outcome(request_id)
         number = 1 + (0 if before is None else int(before.detail or 0))
         return number if await broker.accept_control(request_id, str(number)) else None
+
+    def _uncount(self, request_id: str, begun: int) -> None:
+        """Asked to end, as while engines are away: that is nothing that the request does to the trainer."""
+        with contextlib.suppress(DependencyError):
+            self._deps.background.run(self._deps.broker.accept_control(request_id, str(begun - 1)))
 
     def _settle(self, request_id: str, request: ControlRequest, outcome: ControlOutcome) -> None:
         deps, progress = self._deps, self._progress
