@@ -14,9 +14,9 @@ from hintloop_contract.messages import Sample
 from hintloop_contract.tensors import pack
 from hintloop_trainer import checkpoints, loop
 from hintloop_trainer.control_part import ATTEMPTS
+from hintloop_trainer.errors import StopRequestedError
 from hintloop_trainer.points import Point
 from hintloop_trainer.publish_part import PublishPart
-from hintloop_trainer.waiting import StopRequestedError
 from safetensors.torch import load_file
 
 from .conftest import Bench, run

@@ -21,7 +21,7 @@ from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_trainer import checkpoints
 from hintloop_trainer.checkpoints import TrainerState
 from hintloop_trainer.deps import LoopDeps
-from hintloop_trainer.errors import CheckpointError, RequestRefusedError
+from hintloop_trainer.errors import CheckpointError, RequestRefusedError, StopRequestedError
 from hintloop_trainer.gate_part import GatePart
 from hintloop_trainer.lineage import MEMORY, Lineage, Released
 from hintloop_trainer.points import Point
@@ -29,7 +29,7 @@ from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish.release import NOTE, is_like, read_note, versions_on_disk
 from hintloop_trainer.publish_part import PublishPart
 from hintloop_trainer.save_part import SavePart
-from hintloop_trainer.waiting import StopRequestedError, Waiting
+from hintloop_trainer.waiting import Waiting
 
 #: Times that a trainer may end over a request before it is refused; the next restart would go the same way.
 ATTEMPTS = 3
