@@ -5,6 +5,7 @@ Owns the reading; what they mean stands in `docs/metrics.md`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,11 +41,12 @@ class KeptAnswer(msgspec.Struct, frozen=True):
             raise ValueError(f"the lists of turn {self.turn_id} have different lengths")
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    """Lines of a file that may be written to just now."""
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file that may be written to just now, one after the other: a long run's are more than fit at once."""
     if not path.is_file():
-        return []
-    return [line for line in path.read_bytes().split(b"\n")[:-1] if line.strip()]
+        return
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n") and line.strip())
 
 
 def read_steps(directory: Path) -> list[dict[str, Any]]:
