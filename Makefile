@@ -27,11 +27,11 @@ status: venv  ## Print the funnel and every drop reason
 
 .PHONY: test
 test: setup-all  ## Run every test except the long series
-	@$(PYTHON) -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@scripts/test.sh "not slow and not gpu" $(PYTEST_ARGS)
 
 .PHONY: test-long
 test-long: setup-all  ## Run the long series as well
-	@$(PYTHON) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	@scripts/test.sh "not gpu" $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: venv  ## Measure against the goals (ONLY=proxy,…); writes .hintloop/bench/<part>.json
