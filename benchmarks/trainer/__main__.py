@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.goals import Goal, print_goals, write_report
 from benchmarks.trainer import contestant, publishing, samples
+from benchmarks.trainer.peer import padding
 
 ROOT = Path(__file__).parents[2]
 WARM_UP, ROUNDS = 1, 3
@@ -28,6 +29,8 @@ LAST_ROUND_S = 330.0
 ONCE = "transformers-unsorted"
 BASELINE = "transformers-sorted"
 GOAL_RATIO = 1.3
+#: For which the baseline's padding is told.
+BUDGETS, SEEDS = (1024, 2048, 4096, 8192), range(4)
 SAME_LOSS = 1e-3
 
 
@@ -110,6 +113,15 @@ def _summary(steps: list[dict[str, float]], num_tokens: int) -> dict[str, Any]:
     }
 
 
+def _padding() -> dict[str, dict[str, float]]:
+    """Positions that the sorted baseline computes for one real one, by budget and by seed of the samples."""
+    made = {seed: samples.make(contestant.NUM_SAMPLES, contestant.VOCAB_SIZE, seed) for seed in SEEDS}
+    return {
+        str(budget): {str(seed): padding(found, budget, ordered=True) for seed, found in made.items()}
+        for budget in BUDGETS
+    }
+
+
 def _publishing(model: Path) -> dict[str, Any]:
     try:
         return publishing.run(model)
@@ -142,7 +154,13 @@ def main() -> None:
         Goal("peak_memory_ratio", "at most", 1.0, memory, "x"),
     ]
     path = write_report(
-        "trainer", goals, steps=measured, ratio_to_unsorted=unsorted, publishing=published, samples=samples.__doc__
+        "trainer",
+        goals,
+        steps=measured,
+        ratio_to_unsorted=unsorted,
+        padding=_padding(),
+        publishing=published,
+        samples=samples.__doc__,
     )
     print_goals("trainer", goals)
     _print(measured, published)

@@ -65,6 +65,13 @@ class Peer:
         return -(weights * surrogate).sum()
 
 
+def padding(samples: Sequence[Sample], budget: int, *, ordered: bool) -> float:
+    """Positions that are computed for one real one."""
+    batches = _batches(samples, budget, ordered)
+    computed = sum(len(batch) * (max(map(_length, batch)) - 1) for batch in batches)
+    return computed / sum(_length(sample) - 1 for sample in samples)
+
+
 def _length(sample: Sample) -> int:
     return len(unpack(sample.prompt_ids)) + len(unpack(sample.response_ids))
 
