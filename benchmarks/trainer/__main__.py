@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hintloop_contract.errors import HintloopError
 from rich.console import Console
 from rich.table import Table
 
@@ -125,7 +126,8 @@ def _padding() -> dict[str, dict[str, float]]:
 def _publishing(model: Path) -> dict[str, Any]:
     try:
         return publishing.run(model)
-    except publishing.NoEngineError as error:
+    except (publishing.NoEngineError, HintloopError) as error:
+        # What was compared before stands, whatever happens to the engine.
         print(f"publishing was not measured: {error}", file=sys.stderr)
         return {"skipped": str(error)}
 

@@ -99,6 +99,7 @@ def run(model: Path) -> dict[str, Any]:
         config = contestant.configuration(
             model,
             num_samples=NUM_SAMPLES,
+            rollout={"engine": "vllm", "rollout_batch_size": NUM_SAMPLES},
             policy={"engines": [url]},
             publishing={"weights_dir": str(Path(folder) / "weights")},
         )

@@ -172,8 +172,8 @@ def test_turns_that_stay_unacknowledged_are_in_every_later_checkpoint(
         patch.setattr(type(bench.broker), "finish", away)
         bench.train(bench.config(training={"max_steps": 1}))
     bench.feed([make_sample(turn, version_oldest=2, version_newest=2) for turn in (10, 11)])
-    # Too soon for the first two to be claimed: the second checkpoint has to carry them on.
-    bench.train(bench.config(training={"max_steps": 1}))
+    # The second trainer waits until the first two can be claimed; its checkpoint carries them on all the same.
+    bench.train(bench.config(training={"max_steps": 1}, redis={"claim_idle_ms": 2000}))
     assert bench.trained_ids() == ["turn-0000", "turn-0001", "turn-0010", "turn-0011"]
 
     stop = threading.Event()
