@@ -15,7 +15,8 @@ from hintloop_trainer.losses.inputs import LossInputs, TokenLosses
 if TYPE_CHECKING:
     from hintloop_trainer.losses.loading import LoadedLoss
 
-_NAMES = frozenset(field.name for field in fields(LossInputs))
+# In the order in which they are written down: what is said of a loss must not depend on a set's.
+_NAMES = tuple(field.name for field in fields(LossInputs))
 
 
 class _Watched(LossInputs):
@@ -54,13 +55,15 @@ def compute(loss: LoadedLoss, inputs: LossInputs, turn_ids: Sequence[str]) -> tu
         result = loss.compute(watched)
     except Exception as error:
         raise LossError(f"loss {loss.source} {_failure(loss, error)}; no step was made") from error
-    for name, before in written.items():
-        if values[name]._version != before:
-            # What it was is needed for the metrics, and for the next pass over the same samples.
-            raise LossError(
-                f"loss {loss.source} changes its input {name} in place; work on a copy ({name}.clone()), or take the "
-                "function whose name does not end in _"
-            )
+    changed = [name for name, before in written.items() if values[name]._version != before]
+    if changed:
+        # What it was is needed for the metrics, and for the next pass over the same samples. Inputs may share memory
+        # (tempered_N and old_tempered_N at temperature 1): the one that the loss took is meant.
+        name = next((name for name in changed if name in watched.reads), changed[0])
+        raise LossError(
+            f"loss {loss.source} changes its input {name} in place; work on a copy ({name}.clone()), or take the "
+            "function whose name does not end in _"
+        )
     _check(loss, inputs, result, turn_ids)
     return result, watched.reads
 
