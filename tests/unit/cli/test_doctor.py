@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from hintloop.doctor import stations
-from hintloop.doctor.causes import EXPLANATIONS, Cause
 from hintloop.doctor.checks import configuration, judging, learning, policy, prm, redis, traffic, training
 from hintloop.doctor.finding import Finding, Outcome
 from hintloop.doctor.look import Look, looking
 from hintloop.funnel import Snapshot
 from hintloop_contract.broker import StreamCounts, WeightsState
 from hintloop_contract.config import load_config
+from hintloop_contract.diagnosis.causes import EXPLANATIONS, Cause
 from hintloop_contract.messages import Judgement, Vote
 from hintloop_contract.streams import FUNNEL, STREAMS
 from hintloop_judge.backends import Opinion

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.checks import configuration, prm, teaching
 from hintloop.doctor.finding import Finding
 from hintloop.doctor.look import looking
 from hintloop_contract.config import load_config
+from hintloop_contract.diagnosis.causes import Cause
 
 from tests.scripted.scoring_engine import WireEngine, served
 from tests.scripted.student import save_student

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hintloop.commands import app
 from hintloop.doctor import run, show, stations
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, Outcome, fail, ok
 from hintloop.doctor.look import Look
 from hintloop.doctor.stations import Station, Visit
 from hintloop_contract.config import load_config
+from hintloop_contract.diagnosis.causes import Cause
 from rich.console import Console
 from typer.testing import CliRunner
 

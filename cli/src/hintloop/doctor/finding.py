@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from hintloop.doctor.causes import EXPLANATIONS, Cause
+from hintloop_contract.diagnosis.causes import EXPLANATIONS, Cause
 
 
 class Outcome(StrEnum):

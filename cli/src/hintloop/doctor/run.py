@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 import typer
 from hintloop_contract.config import LoadedConfig, load_config
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import ConfigError
 from hintloop_contract.logs import MASK
 from pydantic import BaseModel, SecretStr
@@ -20,7 +21,6 @@ from rich.console import Console
 
 from hintloop.deployment import decided_file
 from hintloop.doctor import show, stations
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Outcome, fail
 from hintloop.doctor.look import looking
 from hintloop.doctor.stations import Visit

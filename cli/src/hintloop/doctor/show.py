@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hintloop_contract.diagnosis.causes import EXPLANATIONS
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hintloop.doctor.causes import EXPLANATIONS
 from hintloop.doctor.finding import Finding, Outcome
 from hintloop.doctor.stations import Visit, first_cause, worst
 from hintloop.terminal import harmless

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import HintloopError
 
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.checks import configuration, judging, learning, policy, prm, redis, teaching, traffic, training
 from hintloop.doctor.finding import Finding, Outcome, fail
 from hintloop.doctor.look import Look

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hintloop_contract.config.needs import signal_needs
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import HintloopError
 
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, fail, ok, warn
 from hintloop.doctor.look import Look
 

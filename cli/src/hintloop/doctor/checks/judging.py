@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import DependencyError, HintloopError
 
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, Outcome, fail, ok, skipped, warn
 from hintloop.doctor.look import Look
 

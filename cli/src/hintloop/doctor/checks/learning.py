@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hintloop.doctor.causes import Cause
+from hintloop_contract.diagnosis.causes import Cause
+
 from hintloop.doctor.finding import Finding, fail, not_yet, ok, skipped, warn
 from hintloop.doctor.look import Look
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hintloop.doctor.causes import Cause
+from hintloop_contract.diagnosis.causes import Cause
+
 from hintloop.doctor.finding import Finding, fail, ok, warn
 from hintloop.doctor.look import Look, address
 

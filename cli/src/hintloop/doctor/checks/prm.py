@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import DependencyError, HintloopError
 
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, fail, ok, skipped
 from hintloop.doctor.look import Look, address
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import DependencyError
 
 from hintloop import funnel
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, fail, ok, warn
 from hintloop.doctor.look import Look
 

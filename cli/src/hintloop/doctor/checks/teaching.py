@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import DependencyError, HintloopError
 from hintloop_contract.rounding import tolerances
 from numpy.typing import NDArray
 
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, fail, ok, skipped
 from hintloop.doctor.look import Look
 

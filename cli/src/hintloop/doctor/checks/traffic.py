@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.messages import DropReason
 
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, fail, not_yet, ok, skipped, warn
 from hintloop.doctor.look import Look
 from hintloop.funnel import Snapshot

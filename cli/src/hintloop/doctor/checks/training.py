@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import HintloopError
 
-from hintloop.doctor.causes import Cause
 from hintloop.doctor.finding import Finding, fail, ok, skipped, warn
 from hintloop.doctor.look import Look
 
