@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hintloop_contract.codec import PackedMessage
 from hintloop_contract.control import ControlOutcome, ControlRequest, Pause
+from hintloop_contract.history import HistoryEntry, HistoryState, Note
 from hintloop_contract.messages import Drop, Message, TurnRecord
 from hintloop_contract.streams import Stream
 
@@ -230,6 +231,18 @@ class Broker(Protocol):
 
     async def kept(self, kind: str, name: str) -> bytes | None:
         """A kept value, or ``None``."""
+        ...
+
+    async def remember(self, notes: Sequence[Note], *, tenant: str = "default") -> None:
+        """Add notes to the history, in order; nothing when it is off."""
+        ...
+
+    async def history(self, after: str = "0-0", count: int = 100, block_ms: int | None = None) -> list[HistoryEntry]:
+        """Entries after id ``after``, oldest first; waits up to ``block_ms`` for one (``None``: not at all)."""
+        ...
+
+    async def history_state(self) -> HistoryState:
+        """How much history there is."""
         ...
 
     async def ask_control(self, request: ControlRequest) -> str:

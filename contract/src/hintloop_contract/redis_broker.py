@@ -11,9 +11,11 @@ from hintloop_contract import scripts
 from hintloop_contract.broker import RELEASED, Appended, Entry, Holder, StreamCounts
 from hintloop_contract.codec import FIELDS, PackedMessage, decode_fields, encode_payload, field_values, pack_message
 from hintloop_contract.errors import MessageError
+from hintloop_contract.history import HistoryBounds
 from hintloop_contract.messages import DeadLetter, Drop, DropReason, Message, TurnRecord
 from hintloop_contract.redis_connection import available, connect
 from hintloop_contract.redis_dead import RedisDead
+from hintloop_contract.redis_history import RedisHistory
 from hintloop_contract.redis_state import RedisState
 from hintloop_contract.streams import DEAD, DROPS, JUDGED, SAMPLES, STREAMS, TURNS, Stream
 
@@ -25,12 +27,19 @@ DROPS_MAX_AGE_MS = 7 * 24 * 3600 * 1000
 RELEASED_IDLE_MS = 24 * 3600 * 1000
 
 
-class RedisBroker(RedisState, RedisDead):
+class RedisBroker(RedisState, RedisDead, RedisHistory):
     """`Broker` over a ``redis.asyncio`` client. See `broker.Broker` for what each method promises."""
 
-    def __init__(self, client: Any, policy: str, *, turn_retention_s: int = 3600) -> None:
-        """Use ``client`` for ``policy``; a turn's record stays ``turn_retention_s`` seconds after its end."""
+    def __init__(
+        self, client: Any, policy: str, *, turn_retention_s: int = 3600, history: HistoryBounds | None = None
+    ) -> None:
+        """Use ``client`` for ``policy``.
+
+        A turn's record stays ``turn_retention_s`` seconds after its end; hops are noted within ``history``'s bounds,
+        not at all without.
+        """
         super().__init__(client, policy)
+        RedisHistory.__init__(self, client, history)
         self._retention_s = turn_retention_s
         self._append = client.register_script(scripts.APPEND)
         self._append_many = client.register_script(scripts.APPEND_MANY)
@@ -188,12 +197,14 @@ class RedisBroker(RedisState, RedisDead):
             self.keys.fence,
             self.keys.turn(message.turn_id),
             self._attempts(entry.stream),
+            *self._history_keys,
         ]
         args: list[Any] = [
             entry.stream.group,
             entry.entry_id,
             "" if fence is None else fence,
             b"" if record is None else encode_payload(record),
+            *self._history_args(out.history),
             len(steps),
             *steps,
             *self._fields(message, entry.tenant, entry.traceparent),
@@ -225,6 +236,7 @@ class RedisBroker(RedisState, RedisDead):
             self.keys.fence,
             self._attempts(stream),
             self.keys.seen(drop.turn_id),
+            *self._history_keys,
         ]
         args: list[Any] = [
             stream.group or "",
@@ -234,6 +246,7 @@ class RedisBroker(RedisState, RedisDead):
             f"{drop.stage}:{drop.reason}",
             DROPS_MAX_AGE_MS,
             SEEN_TTL_S,
+            *self._history_args(DROPS.history),
             *self._fields(drop, drop.tenant),
         ]
         return keys, args
@@ -288,6 +301,7 @@ class RedisBroker(RedisState, RedisDead):
             self.keys.stream(DROPS),
             self.keys.drop_counts,
             self.keys.turn(turn_id),
+            *self._history_keys,
         ]
         dead_fields = self._fields(letter, tenant)
         args: list[Any] = [
@@ -296,6 +310,7 @@ class RedisBroker(RedisState, RedisDead):
             max_attempts,
             self._retention_s,
             f"{where}:{DropReason.DEAD}",
+            *self._history_args(DROPS.history),
             len(dead_fields),
             *dead_fields,
             *self._fields(drop, tenant),

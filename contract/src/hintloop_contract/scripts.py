@@ -15,6 +15,37 @@ local function free(key, retention_s)
 end
 """
 
+# Notes an entry for people to look at, and lets the oldest go past either bound. An entry weighs what its values do.
+# Few go in one call, so that a bound that was lowered holds nobody up.
+_REMEMBER = """
+local function weight(fields)
+  local sum = 0
+  for i = 2, #fields, 2 do sum = sum + #fields[i] end
+  return sum
+end
+local function remember(stream, held_key, max_entries, max_bytes, entry)
+  local size = weight(entry)
+  if size > tonumber(max_bytes) then return end
+  if redis.call('EXISTS', stream) == 0 then redis.call('DEL', held_key) end
+  redis.call('XADD', stream, '*', unpack(entry))
+  local held = redis.call('INCRBY', held_key, size)
+  local over = redis.call('XLEN', stream) - tonumber(max_entries)
+  for _ = 1, 16 do
+    if over <= 0 and held <= tonumber(max_bytes) then return end
+    local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+    redis.call('XDEL', stream, oldest[1])
+    held, over = redis.call('DECRBY', held_key, weight(oldest[2])), over - 1
+  end
+end
+local function remember_hop(kind, record, first)
+  if ARGV[kind] == '' then return end
+  local entry = {'kind', ARGV[kind]}
+  if record ~= '' then entry[3], entry[4] = 'record', record end
+  for i = first, #ARGV do entry[#entry + 1] = ARGV[i] end
+  remember(KEYS[#KEYS - 1], KEYS[#KEYS], ARGV[kind + 1], ARGV[kind + 2], entry)
+end
+"""
+
 #: KEYS seen, stream, funnel; ARGV seen_ttl_s, counter, field...
 APPEND = """
 if not redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then return 0 end
@@ -46,27 +77,33 @@ if appended > 0 and ARGV[2] ~= '' then redis.call('HINCRBY', KEYS[2], ARGV[2], a
 return results
 """
 
-#: KEYS in, out, funnel, fence, record, attempts; ARGV group, id, fence, record, num_counters, counter..., field...
+#: KEYS in, out, funnel, fence, record, attempts, history, history_bytes
+#: ARGV group, id, fence, record, history_kind ('' = off), history_max_entries, history_max_bytes, num_counters,
+#: counter..., field...
 COMMIT = (
     _FENCE
+    + _REMEMBER
     + """
 if fenced(KEYS[4], ARGV[3]) then return -1 end
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
 redis.call('HDEL', KEYS[6], ARGV[2])
 if ARGV[4] ~= '' then redis.call('SET', KEYS[5], ARGV[4]) end
-local counters = tonumber(ARGV[5])
-redis.call('XADD', KEYS[2], '*', unpack(ARGV, 6 + counters))
-for i = 1, counters do redis.call('HINCRBY', KEYS[3], ARGV[5 + i], 1) end
+local counters = tonumber(ARGV[8])
+redis.call('XADD', KEYS[2], '*', unpack(ARGV, 9 + counters))
+for i = 1, counters do redis.call('HINCRBY', KEYS[3], ARGV[8 + i], 1) end
+remember_hop(5, ARGV[4], 9 + counters)
 return 1
 """
 )
 
-#: KEYS in, drops, drop_counts, record, fence, attempts, seen
-#: ARGV group, id ('' = no input), fence, retention_s, counted_as, max_age_ms, seen_ttl_s, field...
+#: KEYS in, drops, drop_counts, record, fence, attempts, seen, history, history_bytes
+#: ARGV group, id ('' = no input), fence, retention_s, counted_as, max_age_ms, seen_ttl_s, history_kind ('' = off),
+#: history_max_entries, history_max_bytes, field...
 DROP = (
     _FENCE
     + _FREE
+    + _REMEMBER
     + """
 if fenced(KEYS[5], ARGV[3]) then return -1 end
 if ARGV[2] ~= '' then
@@ -79,8 +116,9 @@ end
 local now = redis.call('TIME')
 local oldest = tonumber(now[1]) * 1000 - tonumber(ARGV[6])
 redis.call('HINCRBY', KEYS[3], ARGV[5], 1)
-redis.call('XADD', KEYS[2], 'MINID', '~', string.format('%.0f', oldest), '*', unpack(ARGV, 8))
+redis.call('XADD', KEYS[2], 'MINID', '~', string.format('%.0f', oldest), '*', unpack(ARGV, 11))
 free(KEYS[4], ARGV[4])
+remember_hop(8, '', 11)
 return 1
 """
 )
@@ -102,20 +140,38 @@ return done
 """
 )
 
-#: KEYS in, attempts, dead, drops, drop_counts, record
-#: ARGV group, id, max_attempts, retention_s, counted_as, num_dead_fields, dead_field..., drop_field...
+#: KEYS in, attempts, dead, drops, drop_counts, record, history, history_bytes
+#: ARGV group, id, max_attempts, retention_s, counted_as, history_kind ('' = off), history_max_entries,
+#: history_max_bytes, num_dead_fields, dead_field..., drop_field...
 FAIL = (
     _FREE
+    + _REMEMBER
     + """
 if redis.call('HINCRBY', KEYS[2], ARGV[2], 1) < tonumber(ARGV[3]) then return 0 end
 redis.call('HDEL', KEYS[2], ARGV[2])
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
-local dead = tonumber(ARGV[6])
-redis.call('XADD', KEYS[3], '*', unpack(ARGV, 7, 6 + dead))
-redis.call('XADD', KEYS[4], '*', unpack(ARGV, 7 + dead))
+local dead = tonumber(ARGV[9])
+redis.call('XADD', KEYS[3], '*', unpack(ARGV, 10, 9 + dead))
+redis.call('XADD', KEYS[4], '*', unpack(ARGV, 10 + dead))
 redis.call('HINCRBY', KEYS[5], ARGV[5], 1)
 free(KEYS[6], ARGV[4])
+remember_hop(6, '', 10 + dead)
+return 1
+"""
+)
+
+#: KEYS history, history_bytes; ARGV max_entries, max_bytes, num_names, name..., then each entry's kind and values in
+#: the order of the names.
+REMEMBER = (
+    _REMEMBER
+    + """
+local num_names = tonumber(ARGV[3])
+for first = 4 + num_names, #ARGV, 1 + num_names do
+  local entry = {'kind', ARGV[first]}
+  for i = 1, num_names do entry[2 * i + 1], entry[2 * i + 2] = ARGV[3 + i], ARGV[first + i] end
+  remember(KEYS[1], KEYS[2], ARGV[1], ARGV[2], entry)
+end
 return 1
 """
 )

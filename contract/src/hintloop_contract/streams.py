@@ -9,7 +9,11 @@ from hintloop_contract.messages import Capture, DeadLetter, Drop, JudgedTurn, Li
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One row of the table. ``counter`` is the funnel step that an append to the stream counts."""
+    """One row of the table.
+
+    ``counter`` is the funnel step that an append to the stream counts; ``history`` the kind under which a hop into it
+    is noted for people to look at (`history.HistoryKind`), ``None`` when it is not.
+    """
 
     name: str
     message: type[Message]
@@ -18,13 +22,14 @@ class Stream:
     dedupe_key: str
     bound: str
     counter: str | None = None
+    history: str | None = None
 
 
 CAPTURES = Stream("captures", Capture, "rollout-proxy", "linker", "seen:<turn_id>", "disk spool", "captured")
-TURNS = Stream("turns", LinkedTurn, "linker", "judge", "hop", "admission", "linked")
-JUDGED = Stream("judged", JudgedTurn, "judge", "teacher", "hop", "admission", "judged")
-SAMPLES = Stream("samples", Sample, "teacher", "trainer", "hop", "admission + unacknowledged", "scored")
-DROPS = Stream("drops", Drop, "all", None, "hop", "trimmed by age (7 days)")
+TURNS = Stream("turns", LinkedTurn, "linker", "judge", "hop", "admission", "linked", "turn")
+JUDGED = Stream("judged", JudgedTurn, "judge", "teacher", "hop", "admission", "judged", "judged")
+SAMPLES = Stream("samples", Sample, "teacher", "trainer", "hop", "admission + unacknowledged", "scored", "sample")
+DROPS = Stream("drops", Drop, "all", None, "hop", "trimmed by age (7 days)", None, "drop")
 DEAD = Stream("dead", DeadLetter, "all", None, "hop", "kept")
 
 STREAMS = (CAPTURES, TURNS, JUDGED, SAMPLES, DROPS, DEAD)
@@ -54,6 +59,16 @@ class Keys:
     def seen(self, turn_id: str) -> str:
         """Guard of an append that has no input message."""
         return self.of(f"seen:{turn_id}")
+
+    @property
+    def history(self) -> str:
+        """Stream of finished hops for people to look at (`history`), bounded by entries and bytes."""
+        return self.of("history")
+
+    @property
+    def history_bytes(self) -> str:
+        """Integer: bytes that the entries of that stream weigh."""
+        return self.of("history:bytes")
 
     @property
     def funnel(self) -> str:

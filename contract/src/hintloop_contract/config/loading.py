@@ -210,7 +210,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
             lines.append(f"{_origin(path, origins)}: unknown key {path + inside!r}{near}")
             continue
         given = item.get("input")
-        secret = isinstance(given, SecretStr) or "key" in path or path == "redis.url"
+        secret = isinstance(given, SecretStr) or "key" in path or path in ("redis.url", "console.password")
         shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
         shown = re.sub(r"//[^/]*@", f"//{MASK}@", shown)
         lines.append(f"{_origin(path, origins)}: {path}{inside}{shown}: {message}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from hintloop_contract.config.console import ConsoleSection
 from hintloop_contract.config.gate import GateSection
 from hintloop_contract.config.learning import ModelSection, PublishingSection, TrainingSection
 from hintloop_contract.config.lora import LoraSection
@@ -21,6 +22,7 @@ from hintloop_contract.config.signal import OpdSection, PrmSection, TopkOpdSecti
 __all__ = [
     "AdvantageSection",
     "Config",
+    "ConsoleSection",
     "GateSection",
     "LinkerSection",
     "LoggingSection",
@@ -60,6 +62,7 @@ class Config(Section):
     publishing: PublishingSection = Field(default_factory=PublishingSection)
     gate: GateSection = Field(default_factory=GateSection)
     metrics: MetricsSection = Field(default_factory=MetricsSection)
+    console: ConsoleSection = Field(default_factory=ConsoleSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
     tracing: TracingSection = Field(default_factory=TracingSection)
 

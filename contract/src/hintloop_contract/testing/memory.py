@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fakeredis
 
+from hintloop_contract.history import HistoryBounds
 from hintloop_contract.redis_broker import RedisBroker
 
 
 class MemoryBroker(RedisBroker):
     """`RedisBroker` on a private in-memory server."""
 
-    def __init__(self, policy: str = "test") -> None:
+    def __init__(self, policy: str = "test", *, history: HistoryBounds | None = None) -> None:
         """Start empty, with every consumer group still to be made by ``ensure_groups``."""
         server = fakeredis.FakeServer(version=(7,))
-        super().__init__(fakeredis.FakeAsyncRedis(server=server, protocol=2), policy)
+        super().__init__(fakeredis.FakeAsyncRedis(server=server, protocol=2), policy, history=history)

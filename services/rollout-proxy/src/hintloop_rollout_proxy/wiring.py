@@ -15,6 +15,7 @@ import uvicorn
 from hintloop_contract.api_keys import KeyRing
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError
+from hintloop_contract.history import history_bounds
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.tracing import open_tracing
 
@@ -186,7 +187,12 @@ async def serve(config: Config, *, with_linker: bool) -> None:
         BackgroundError: the linker, the writer or another background task ended by itself.
     """
     client = connect(config.redis.url.get_secret_value())
-    broker = RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
+    broker = RedisBroker(
+        client,
+        config.policy.name,
+        turn_retention_s=config.redis.turn_retention_s,
+        history=history_bounds(config.console),
+    )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -12,6 +12,7 @@ import aiohttp
 import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.schema import Config
+from hintloop_contract.history import history_bounds
 from hintloop_contract.ids import consumer_name, new_id
 from hintloop_contract.listening import listen
 from hintloop_contract.redis_broker import RedisBroker, connect
@@ -119,7 +120,12 @@ def _lead(
 
 async def _connect(config: Config) -> Broker:
     client = connect(config.redis.url.get_secret_value())
-    return RedisBroker(client, config.policy.name, turn_retention_s=config.redis.turn_retention_s)
+    return RedisBroker(
+        client,
+        config.policy.name,
+        turn_retention_s=config.redis.turn_retention_s,
+        history=history_bounds(config.console),
+    )
 
 
 async def _session() -> aiohttp.ClientSession:
