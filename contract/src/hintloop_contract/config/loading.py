@@ -18,6 +18,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from hintloop_contract.config.schema import Config
+from hintloop_contract.config.variables import key_variables, read_variable
 from hintloop_contract.errors import ConfigError
 from hintloop_contract.logs import MASK
 
@@ -76,7 +77,8 @@ def load_config(
     Args:
         files: the first is config.toml, the others overlays, the last one winning.
         settings: settings.json files.
-        environ: environment (``os.environ`` by default), ``HINTLOOP_<SECTION>__<KEY>``.
+        environ: environment (``os.environ`` by default), ``HINTLOOP_<SECTION>__<KEY>``; the same with ``_FILE`` at its
+            end names a file that holds the value.
         flags: ``section.key`` to text.
 
     Raises:
@@ -138,18 +140,17 @@ def _substituted(value: Any, where: str, environ: Mapping[str, str]) -> Any:
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
-        if name not in environ:
+        found = read_variable(name, environ)
+        if found is None:
             raise ConfigError(f"{where}: environment variable {name} is not set; set it or write the value")
-        return environ[name]
+        return found
 
     return _VARIABLE.sub(replace, value)
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    for name, value in sorted(environ.items()):
-        section, separator, key = name.removeprefix(ENV_PREFIX).partition("__")
-        if name.startswith(ENV_PREFIX) and separator:
-            yield f"{section.lower()}.{key.lower()}", value
+    known = {f"{section}.{key}" for section, model in _SECTIONS.items() for key in model.model_fields}
+    return key_variables(environ, ENV_PREFIX, known)
 
 
 def _nested(items: Iterable[tuple[str, str]], kind: str) -> dict[str, dict[str, Any]]:
