@@ -43,14 +43,19 @@ def using(path: Path) -> list[int]:
     return found
 
 
+def write_prompts(path: Path) -> None:
+    path.write_text("".join(json.dumps({"prompt": p, "topic": t}) + "\n" for p, t in EVAL_PROMPTS))
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A demo of two steps that has run to its end; its state directory."""
     folder = tmp_path_factory.mktemp("demo")
     prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": p, "topic": t}) + "\n" for p, t in EVAL_PROMPTS))
+    write_prompts(prompts)
     state = folder / "state"
-    arguments = command(state, "demo", "--steps", "2", "--eval-prompts", str(prompts), "--step-timeout", "400")
+    asked = ("--eval-prompts", str(prompts), "--eval-answers", "6")
+    arguments = command(state, "demo", "--steps", "2", *asked, "--step-timeout", "400")
     done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=1300, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     yield state
@@ -59,6 +64,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_two_steps_close_the_loop(finished: Path) -> None:
     report = json.loads((finished / "report.json").read_text())
     assert report["steps"] == 2
+    assert report["preference_before"]["n"] == report["preference_after"]["n"] == 6
     assert report["trained"] >= 32
     assert report["refused_requests"] == 0
     assert report["token_mismatches"] == 0
@@ -92,11 +98,13 @@ def wait_for(path: Path, text: str, process: subprocess.Popen[str], timeout_s: f
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_and_kill_leave_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
-    state, output = tmp_path / "state", tmp_path / "output"
+    state, output, prompts = tmp_path / "state", tmp_path / "output", tmp_path / "prompts.jsonl"
+    write_prompts(prompts)
+    called = command(state, "demo", "--eval-prompts", str(prompts))
     with output.open("w") as out:
-        process = subprocess.Popen(command(state, "demo"), env=environment(), stdout=out, stderr=out, text=True)
+        process = subprocess.Popen(called, env=environment(), stdout=out, stderr=out, text=True)
     # In the middle for SIGINT: requests are being answered. Engines that still load must end as well.
-    wait_for(output, "held-out answers" if number == signal.SIGINT else "policy-engine: starting", process, 600)
+    wait_for(output, "held-out questions" if number == signal.SIGINT else "policy-engine: starting", process, 600)
     time.sleep(5)
     running = below(process.pid)
     assert len(running) >= 6

@@ -230,6 +230,9 @@ def demo(
     eval_prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with prompt and topic instead of the held-out prompts.")
     ] = None,
+    eval_answers: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Held-out answers before and after, at least; questions repeat.")
+    ] = 64,
     state_dir: StatePath = Path(".hintloop/demo"),
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the scripted user.")] = 0,
     step_timeout: Annotated[
@@ -247,6 +250,7 @@ def demo(
             engine=engine.value,
             prm_engine=prm_engine.value,
             eval_prompts=eval_prompts,
+            eval_answers=eval_answers,
             state_dir=state_dir,
             seed=seed,
             step_timeout_s=step_timeout,

@@ -1,8 +1,9 @@
-"""How `make test` runs: unit tests beside the others, both to their end, and either's failure is a failure."""
+"""How `make test` runs: three lanes side by side, all to their end, and any one's failure is a failure."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,13 +15,20 @@ ROOT = Path(__file__).parents[3]
 FAKE = """#!/bin/sh
 echo "ran $*"
 case "$*" in
-  *--ignore=tests/unit*) exit "$OTHERS" ;;
+  *"and not engine"*) sleep 0.1; exit "$PROCESSES" ;;
+  *"and engine"*) exit "$ENGINES" ;;
   *) sleep 0.2; exit "$UNIT" ;;
 esac
 """
+ENGINES = "ran -m pytest -m (not slow) and engine --ignore=tests/unit"
+UNIT = "ran -m pytest -m not slow tests/unit"
+PROCESSES = "ran -m pytest -m (not slow) and not engine --ignore=tests/unit"
+NOTHING_CHOSEN = 5
 
 
-def run(directory: Path, *arguments: str, unit: int = 0, others: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    directory: Path, *arguments: str, unit: int = 0, processes: int = 0, engines: int = 0
+) -> subprocess.CompletedProcess[str]:
     (directory / ".venv" / "bin").mkdir(parents=True)
     (directory / "scripts").mkdir()
     for name in ("test.sh", "jobs.sh"):
@@ -28,20 +36,32 @@ def run(directory: Path, *arguments: str, unit: int = 0, others: int = 0) -> sub
     python = directory / ".venv" / "bin" / "python"
     python.write_text(FAKE)
     python.chmod(0o755)
-    environment = {**os.environ, "UNIT": str(unit), "OTHERS": str(others)}
+    environment = {**os.environ, "UNIT": str(unit), "PROCESSES": str(processes), "ENGINES": str(engines)}
     command = [str(directory / "scripts" / "test.sh"), "not slow", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.parametrize(("unit", "others", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (1, 2, 2)])
-def test_both_run_to_their_end(tmp_path: Path, unit: int, others: int, code: int) -> None:
-    done = run(tmp_path, unit=unit, others=others)
-    assert done.returncode == code
-    assert done.stdout.splitlines() == [
-        "ran -m pytest -m not slow --ignore=tests/unit",
-        "ran -m pytest -m not slow tests/unit",
-        f"test.sh: unit tests ended with {unit}, the others (above them) with {others}",
-    ]
+@pytest.mark.parametrize(
+    ("unit", "processes", "engines", "code"),
+    [
+        (0, 0, 0, 0),
+        (1, 0, 0, 1),
+        (0, 2, 0, 2),
+        (0, 0, 3, 3),
+        (1, 2, 3, 3),
+        (0, 0, NOTHING_CHOSEN, 0),
+        (0, NOTHING_CHOSEN, 0, 0),
+        (4, 0, NOTHING_CHOSEN, 4),
+    ],
+)
+def test_all_lanes_run_to_their_end(tmp_path: Path, unit: int, processes: int, engines: int, code: int) -> None:
+    done = run(tmp_path, unit=unit, processes=processes, engines=engines)
+    assert done.returncode == code, done.stderr
+    *ran, summary = done.stdout.splitlines()
+    assert ran == [ENGINES, UNIT, PROCESSES]
+    shown = [code % NOTHING_CHOSEN for code in (engines, unit, processes)]
+    said = r"test.sh: engines ended with {} after \d+ s, unit with {} after \d+ s, processes with {} after \d+ s"
+    assert re.fullmatch(said.format(*shown), summary), summary
 
 
 def test_arguments_are_one_pytests(tmp_path: Path) -> None:

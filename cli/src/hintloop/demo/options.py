@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hintloop.demo.prompts import MIN_EVAL_ANSWERS
 from hintloop.demo.user import MAX_TOKENS, TEMPERATURE
 from hintloop.local.engines import EngineName
 from hintloop.local.resolution import Values
@@ -38,6 +39,8 @@ class DemoOptions:
     engine: EngineName = "vllm"
     prm_engine: EngineName = "vllm"
     eval_prompts: Path | None = None
+    eval_answers: int = MIN_EVAL_ANSWERS
+    """Fewest held-out answers before and after; questions are asked again until there are so many."""
     state_dir: Path = Path(".hintloop/demo")
     seed: int = 0
     step_timeout_s: float = 300.0

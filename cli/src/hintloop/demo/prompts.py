@@ -12,7 +12,7 @@ from pathlib import Path
 from hintloop.demo.preference import words
 from hintloop.errors import PromptFileError
 
-#: Fewest answers that a rate is reported on.
+#: Fewest answers that a rate is reported on, unless fewer are asked for.
 MIN_EVAL_ANSWERS = 64
 FIELDS = ("prompt", "topic")
 EXAMPLE = '{"prompt": "What is rain?", "topic": "rain"}'

@@ -78,7 +78,7 @@ def show(console: Console, findings: report.Findings, content: dict[str, Any], f
 
 def _held_out(options: DemoOptions) -> list[Question]:
     questions = prompts.read_file(options.eval_prompts) if options.eval_prompts else prompts.shipped("eval")
-    return prompts.repeated(questions)
+    return prompts.repeated(questions, options.eval_answers)
 
 
 class Demo:
