@@ -93,8 +93,9 @@ class PublishingSection(Section):
 
     weights_dir: Path = Path(".hintloop/weights")
     """Volume mounted at the same path for trainer and engines."""
-    transport: Literal["disk", "process_group"] = "disk"
-    """How running engines get new weights: they read `weights_dir`, or receive them over gloo or NCCL."""
+    transport: Literal["disk", "process_group", "none"] = "disk"
+    """How running engines get new weights: they read `weights_dir`, or receive them over gloo or NCCL; `none` writes
+    them to `weights_dir` and tells no engine, for training offline."""
     keep_versions: Positive = 2
     """Newest versions kept, the current one among them; those that an engine reports stay as well."""
     timeout_s: PositiveFloat = 120.0

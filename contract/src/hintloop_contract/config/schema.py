@@ -123,7 +123,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _adapters_by_disk(self) -> Config:
-        if self.lora.as_adapter and self.publishing.transport != "disk":
+        if self.lora.as_adapter and self.publishing.transport == "process_group":
             raise ValueError(
                 f"publishing.transport {self.publishing.transport!r} carries whole weights, and lora.publish is "
                 "'adapter': engines load adapters from publishing.weights_dir; set transport = 'disk', or "

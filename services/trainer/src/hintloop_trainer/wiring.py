@@ -56,7 +56,9 @@ CONTROLS: dict[str, Callable[[EngineHttp], EngineControl]] = {"vllm": VllmContro
 
 
 def engine_controls(config: Config, session: aiohttp.ClientSession) -> list[EngineControl]:
-    """A control for every policy engine of the configuration."""
+    """A control for every policy engine of the configuration; none where weights go to none."""
+    if config.publishing.transport == "none":
+        return []
     make = CONTROLS[config.rollout.engine]
     key = config.policy.api_key.get_secret_value()
     return [make(EngineHttp(session, url, key, config.publishing.timeout_s)) for url in config.engine_urls]
