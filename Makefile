@@ -5,7 +5,7 @@ ARGS ?=
 ONLY ?=
 PYTEST_ARGS ?=
 PYTHON := .venv/bin/python
-PACKAGES := contract services/rollout-proxy services/judge services/teacher services/trainer cli
+PACKAGES := contract services/rollout-proxy services/judge services/teacher services/trainer services/console cli
 export HINTLOOP_STARTED_AT := $(shell date +%s)
 
 .PHONY: help

@@ -2,7 +2,7 @@
 # Makes .venv/: the services' environment of this clone. Does nothing when it is up to date. A second one waits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-packages=(contract services/rollout-proxy services/judge services/teacher services/trainer cli)
+packages=(contract services/rollout-proxy services/judge services/teacher services/trainer services/console cli)
 # Raised when what is below installs something else from the same files.
 recipe_revision=2
 

@@ -1,0 +1,1 @@
+"""The console: shows the loop, its turns and its figures. It decides nothing."""
