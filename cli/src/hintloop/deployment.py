@@ -9,7 +9,8 @@ from pathlib import Path
 from hintloop_contract.config import load_config
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
-from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.opening import open_broker
+from hintloop_contract.redis_broker import RedisBroker
 
 from hintloop.errors import StateDirError
 from hintloop.local.state_dir import in_use, owner_of
@@ -21,7 +22,7 @@ def decided_file(state_dir: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def config_of(state_dir: Path, files: Sequence[Path]) -> Config:
+def config_of(state_dir: Path, files: Sequence[Path], settings: Sequence[Path] = ()) -> Config:
     """The deployment's configuration.
 
     Raises:
@@ -29,23 +30,25 @@ def config_of(state_dir: Path, files: Sequence[Path]) -> Config:
         ConfigError: the configuration is wrong.
     """
     decided = decided_file(state_dir)
-    if not files and decided is None:
+    if not files and not settings and decided is None:
         raise StateDirError(
             f"nothing runs in --state-dir {state_dir}, and no stack was ever started there. Start one with "
             f"{how_to_start(state_dir)}, or give --state-dir or --config of another deployment"
         )
-    return load_config([*files, *([decided] if decided else [])]).config
+    return load_config([*files, *([decided] if decided else [])], settings=settings).config
 
 
 @asynccontextmanager
-async def broker_of(state_dir: Path, files: Sequence[Path]) -> AsyncIterator[RedisBroker]:
+async def broker_of(
+    state_dir: Path, files: Sequence[Path], settings: Sequence[Path] = ()
+) -> AsyncIterator[RedisBroker]:
     """The deployment's broker.
 
     Raises:
         StateDirError: there is no deployment, or its Redis does not answer (also from inside the context).
     """
-    config = config_of(state_dir, files)
-    broker = RedisBroker(connect(config.redis.url.get_secret_value()), config.policy.name)
+    config = config_of(state_dir, files, settings)
+    broker = open_broker(config)
     try:
         yield broker
     except DependencyError as error:

@@ -9,8 +9,9 @@ from hintloop_contract import scripts
 from hintloop_contract.broker import Funnel, WeightsState
 from hintloop_contract.codec import decode_payload
 from hintloop_contract.messages import TurnRecord
-from hintloop_contract.redis_connection import available
+from hintloop_contract.redis_connection import available, may_move
 from hintloop_contract.redis_control import RedisControl
+from hintloop_contract.redis_replicas import ConfirmedRedis
 from hintloop_contract.streams import Keys
 
 INFLIGHT_MAX_AGE_MS = 24 * 3600 * 1000
@@ -157,6 +158,11 @@ class RedisState(RedisControl):
             problems.append(f"maxmemory-policy is {policy!r}: streams could be evicted; set it to noeviction")
         if (await self.client.config_get("appendonly")).get("appendonly") != "yes":
             problems.append("appendonly is off: a restart loses every stream; set appendonly yes")
+        if may_move(self.client) and not isinstance(self.client, ConfirmedRedis):
+            problems.append(
+                "redis.wait_replicas is 0 and another node may take over: it forgets what it had not received by then; "
+                "set redis.wait_replicas to 1 or more"
+            )
         return problems
 
     @available

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from hintloop_contract.config import LoadedConfig
 from hintloop_contract.config.schema import Config
-from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.opening import open_broker
+from hintloop_contract.redis_broker import RedisBroker
 
 from hintloop.funnel import Snapshot
 
@@ -80,7 +81,7 @@ async def looking(loaded: LoadedConfig) -> AsyncIterator[Look]:
     async with AsyncExitStack() as closing:
         timeout = aiohttp.ClientTimeout(total=SERVICE_TIMEOUT_S)
         session = await closing.enter_async_context(aiohttp.ClientSession(timeout=timeout))
-        broker = RedisBroker(connect(config.redis.url.get_secret_value()), config.policy.name)
+        broker = open_broker(config)
         closing.push_async_callback(broker.close)
         look = Look(loaded, session, broker)
         closing.push_async_callback(_close_parts, look)

@@ -60,8 +60,7 @@ def joined_app(
 
 async def run(loaded: LoadedConfig) -> None:
     """Serve both and work on both streams until a signal, or until either fails."""
-    from hintloop_contract.history import history_bounds
-    from hintloop_contract.redis_broker import RedisBroker, connect
+    from hintloop_contract.opening import open_broker
     from hintloop_judge import app as judge_app
     from hintloop_judge import wiring as judge
     from hintloop_judge.auth import require_key
@@ -71,13 +70,7 @@ async def run(loaded: LoadedConfig) -> None:
     from hintloop_teacher.grpc_server import listening
 
     config, registry = loaded.config, CollectorRegistry()
-    client = connect(config.redis.url.get_secret_value())
-    broker = RedisBroker(
-        client,
-        config.policy.name,
-        turn_retention_s=config.redis.turn_retention_s,
-        history=history_bounds(config.console),
-    )
+    broker = open_broker(config)
     try:
         judging = await judge.build_deps(config, broker, directory=loaded.directory, registry=registry)
         teaching = await teacher.build_deps(config, broker, directory=loaded.directory, registry=registry)

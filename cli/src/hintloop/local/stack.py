@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
-from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.opening import open_broker
 
 from hintloop.local import engines, redis_server, resolution
 from hintloop.local.engines import EngineName, EngineOptions
@@ -100,8 +100,7 @@ class Stack:
         if plan.redis:
             await self.supervisor.start(redis_server.spec(self.state.path, self._socket))
             await self.supervisor.wait_ready("redis")
-        client = connect(self.config.redis.url.get_secret_value())
-        self._broker = RedisBroker(client, self.config.policy.name)
+        self._broker = open_broker(self.config)
         # Proxy and PRM wait for their engines by themselves; the trainer's first act is to give its weights to one.
         await self._start([*self._engine_specs(plan), *self._service_specs()])
         await self._start([self._trainer_spec()])

@@ -12,9 +12,11 @@ from hintloop_contract.logs import configure_logging, log_resolved
 
 async def run(loaded: LoadedConfig) -> None:
     """Serve and judge until a signal."""
+    from hintloop_contract.opening import open_broker
+
     from hintloop_judge.app import make_app
     from hintloop_judge.serving import serve
-    from hintloop_judge.wiring import build_deps, open_broker, run_worker
+    from hintloop_judge.wiring import build_deps, run_worker
 
     broker, prm = open_broker(loaded.config), loaded.config.prm
     try:

@@ -11,9 +11,7 @@ from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import signal_needs
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
-from hintloop_contract.history import history_bounds
 from hintloop_contract.messages import Stage
-from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import JUDGED, TURNS
 from hintloop_contract.worker import StreamWorker, WorkerOptions
 from prometheus_client import CollectorRegistry
@@ -47,17 +45,6 @@ LLM_ONLY: dict[str, tuple[str, ...]] = {
 }
 #: Keys that only the rules read.
 RULES_ONLY: dict[str, tuple[str, ...]] = {"prm": ("rules",)}
-
-
-def open_broker(config: Config) -> RedisBroker:
-    """The streams on the configured Redis. Contacts nothing."""
-    client = connect(config.redis.url.get_secret_value())
-    return RedisBroker(
-        client,
-        config.policy.name,
-        turn_retention_s=config.redis.turn_retention_s,
-        history=history_bounds(config.console),
-    )
 
 
 async def build_deps(

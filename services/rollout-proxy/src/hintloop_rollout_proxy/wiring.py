@@ -15,8 +15,8 @@ import uvicorn
 from hintloop_contract.api_keys import KeyRing
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError
-from hintloop_contract.history import history_bounds
-from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.opening import open_broker
+from hintloop_contract.redis_broker import RedisBroker
 from hintloop_contract.tracing import open_tracing
 
 from hintloop_rollout_proxy.apis.response_store import ResponseStore, Unshared
@@ -186,13 +186,7 @@ async def serve(config: Config, *, with_linker: bool) -> None:
         ConfigError: the spool cannot be used, or Redis could lose messages (``redis.check_durability``).
         BackgroundError: the linker, the writer or another background task ended by itself.
     """
-    client = connect(config.redis.url.get_secret_value())
-    broker = RedisBroker(
-        client,
-        config.policy.name,
-        turn_retention_s=config.redis.turn_retention_s,
-        history=history_bounds(config.console),
-    )
+    broker = open_broker(config)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

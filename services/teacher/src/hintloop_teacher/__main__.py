@@ -12,10 +12,12 @@ from hintloop_contract.logs import configure_logging, log_resolved
 
 async def run(loaded: LoadedConfig) -> None:
     """Serve HTTP and gRPC, and teach the stream, until a signal."""
+    from hintloop_contract.opening import open_broker
+
     from hintloop_teacher.app import make_app
     from hintloop_teacher.grpc_server import listening
     from hintloop_teacher.serving import serve
-    from hintloop_teacher.wiring import build_deps, open_broker, run_worker
+    from hintloop_teacher.wiring import build_deps, run_worker
 
     broker, prm = open_broker(loaded.config), loaded.config.prm
     try:

@@ -13,9 +13,7 @@ from hintloop_contract.broker import Broker
 from hintloop_contract.config.needs import signal_needs
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError, HintloopError
-from hintloop_contract.history import history_bounds
 from hintloop_contract.messages import Stage
-from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import JUDGED, SAMPLES
 from hintloop_contract.worker import StreamWorker, WorkerOptions
 from prometheus_client import CollectorRegistry
@@ -35,17 +33,6 @@ from hintloop_teacher.vocabulary import read_vocabulary
 SERVICE = "teacher"
 MAX_BACKOFF_S = 5.0
 CONTROL_INTERVAL_S = 5.0
-
-
-def open_broker(config: Config) -> RedisBroker:
-    """The streams on the configured Redis. Contacts nothing."""
-    client = connect(config.redis.url.get_secret_value())
-    return RedisBroker(
-        client,
-        config.policy.name,
-        turn_retention_s=config.redis.turn_retention_s,
-        history=history_bounds(config.console),
-    )
 
 
 async def build_deps(

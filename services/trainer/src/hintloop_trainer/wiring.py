@@ -12,10 +12,9 @@ import aiohttp
 import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.schema import Config
-from hintloop_contract.history import history_bounds
 from hintloop_contract.ids import consumer_name, new_id
 from hintloop_contract.listening import listen
-from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.opening import open_broker
 
 from hintloop_trainer import (
     durable,
@@ -121,13 +120,7 @@ def _lead(
 
 
 async def _connect(config: Config) -> Broker:
-    client = connect(config.redis.url.get_secret_value())
-    return RedisBroker(
-        client,
-        config.policy.name,
-        turn_retention_s=config.redis.turn_retention_s,
-        history=history_bounds(config.console),
-    )
+    return open_broker(config)
 
 
 async def _session() -> aiohttp.ClientSession:
