@@ -50,6 +50,10 @@ Files = Annotated[
     typer.Option("--config", "--overlay", help="config.toml, then overlays; the last one wins.", show_default=False),
 ]
 Settings = Annotated[list[Path] | None, typer.Option("--settings", help="settings.json.", show_default=False)]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One key, above all files and the environment."),
+]
 StatePath = Annotated[Path, typer.Option("--state-dir", help="Where the stack keeps what it writes.")]
 ControlTimeout = Annotated[
     float, typer.Option("--timeout", min=1, max=MAX_STEP_TIMEOUT_S, help="Most seconds until the trainer has done it.")
@@ -61,6 +65,7 @@ PrmEngine = Annotated[Engine, typer.Option("--prm-engine", help="Engine that ser
 def up(
     files: Files = None,
     settings: Settings = None,
+    keys: Keys = None,
     engine: Annotated[Engine | None, typer.Option(help="Policy engine; `rollout.engine` when not given.")] = None,
     prm_engine: PrmEngine = Engine.VLLM,
     state_dir: StatePath = Path(".hintloop"),
@@ -68,13 +73,14 @@ def up(
     """Start the whole local stack and keep it running until Ctrl-C."""
     from hintloop.up import run_up
 
-    run_up(files or [], settings or [], engine.value if engine else None, prm_engine.value, state_dir)
+    run_up(files or [], settings or [], keys or [], engine.value if engine else None, prm_engine.value, state_dir)
 
 
 @app.command()
 def status(
     state_dir: StatePath = Path(".hintloop"),
     files: Files = None,
+    settings: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look every two seconds, in place, until Ctrl-C.")] = False,
 ) -> None:
@@ -84,7 +90,7 @@ def status(
 
     if as_json and watch:
         raise CommandError("--json and --watch do not go together; call --json as often as you like")
-    run_status(state_dir, files or [], as_json=as_json, watch=watch)
+    run_status(state_dir, files or [], settings or [], as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -150,12 +156,13 @@ def resume(state_dir: StatePath = Path(".hintloop"), files: Files = None, timeou
 def config_show(
     files: Files = None,
     settings: Settings = None,
+    keys: Keys = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
     """Print the resolved configuration and where each value came from, secrets masked."""
     from hintloop.config_show import run_config_show
 
-    run_config_show(files or [], settings or [], as_json=as_json)
+    run_config_show(files or [], settings or [], keys or [], as_json=as_json)
 
 
 Ids = Annotated[list[str] | None, typer.Argument(help="As `hintloop dead list` shows them.", show_default=False)]

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import typer
 from hintloop_contract.config import load_config
+from hintloop_contract.config.arguments import flags_of
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 
-def run_config_show(files: Sequence[Path], settings: Sequence[Path], *, as_json: bool) -> None:
-    """Print every key with its value and origin; secrets are masked by the loader."""
-    rows = load_config(files, settings=settings).rows()
+def run_config_show(files: Sequence[Path], settings: Sequence[Path], words: Sequence[str], *, as_json: bool) -> None:
+    """Print every key with its value and origin; secrets are masked by the loader. ``words``: ``section.key=value``."""
+    rows = load_config(files, settings=settings, flags=flags_of(words)).rows()
     if as_json:
         typer.echo(
             json.dumps({key: {"value": json.loads(value), "origin": origin} for key, value, origin in rows}, indent=2)

@@ -20,7 +20,9 @@ from hintloop.local.state_dir import in_use
 WATCH_S = 2.0
 
 
-def run_status(state_dir: Path, files: Sequence[Path], *, as_json: bool, watch: bool = False) -> None:
+def run_status(
+    state_dir: Path, files: Sequence[Path], settings: Sequence[Path] = (), *, as_json: bool, watch: bool = False
+) -> None:
     """Print one look at a deployment, or one after the other in place until Ctrl-C.
 
     The deployment is that of ``state_dir``, or of the given configuration.
@@ -29,9 +31,9 @@ def run_status(state_dir: Path, files: Sequence[Path], *, as_json: bool, watch: 
         StateDirError: nothing was ever started there, or it does not run now.
     """
     if watch:
-        _watch(state_dir, files)
+        _watch(state_dir, files, settings)
         return
-    snapshot = _look(state_dir, files)
+    snapshot = _look(state_dir, files, settings)
     if decided_file(state_dir) and not in_use(state_dir):
         typer.echo(
             f"hintloop: nothing runs in {state_dir} now, start it with {how_to_start(state_dir)}; "
@@ -44,18 +46,18 @@ def run_status(state_dir: Path, files: Sequence[Path], *, as_json: bool, watch: 
         Console().print(funnel.render(snapshot))
 
 
-def _look(state_dir: Path, files: Sequence[Path]) -> funnel.Snapshot:
+def _look(state_dir: Path, files: Sequence[Path], settings: Sequence[Path]) -> funnel.Snapshot:
     async def look() -> funnel.Snapshot:
-        async with broker_of(state_dir, files) as broker:
+        async with broker_of(state_dir, files, settings) as broker:
             return await funnel.take(broker)
 
     return asyncio.run(look())
 
 
-def _watch(state_dir: Path, files: Sequence[Path]) -> None:
+def _watch(state_dir: Path, files: Sequence[Path], settings: Sequence[Path]) -> None:
     """Show one look after the other in place; ends with the deployment, or with Ctrl-C."""
-    first = funnel.render(_look(state_dir, files))
+    first = funnel.render(_look(state_dir, files, settings))
     with Live(first, screen=False, auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_S)
-            live.update(funnel.render(_look(state_dir, files)), refresh=True)
+            live.update(funnel.render(_look(state_dir, files, settings)), refresh=True)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from hintloop_contract.config.arguments import flags_of
 from hintloop_contract.errors import DependencyError
 from rich.console import Console
 
 from hintloop import funnel
+from hintloop.errors import CommandError
 from hintloop.local import signals
 from hintloop.local.display import Display
 from hintloop.local.engines import EngineName
@@ -22,10 +24,21 @@ REFRESH_S = 1.0
 
 
 def run_up(
-    files: Sequence[Path], settings: Sequence[Path], engine: str | None, prm_engine: str, state_dir: Path
+    files: Sequence[Path],
+    settings: Sequence[Path],
+    words: Sequence[str],
+    engine: str | None,
+    prm_engine: str,
+    state_dir: Path,
 ) -> None:
-    """Start the stack, keep it until a signal, stop it. A signal is the usual end, so it is no failure."""
-    flags = {"rollout.engine": engine} if engine else {}
+    """Start the stack, keep it until a signal, stop it. A signal is the usual end, so it is no failure.
+
+    ``words``: keys set by the call, ``section.key=value``.
+    """
+    flags = flags_of(words)
+    if engine and flags.get("rollout.engine", engine) != engine:
+        raise CommandError(f"--engine {engine} is not --set rollout.engine={flags['rollout.engine']}; give one of them")
+    flags |= {"rollout.engine": engine} if engine else {}
     options = StackOptions(Sources(files, settings, flags), cast(EngineName, prm_engine), default_port=True)
     stacks: list[Stack] = []
     display = Display(Console())

@@ -1,8 +1,10 @@
+import asyncio
 import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hintloop.app import main
@@ -10,6 +12,9 @@ from hintloop.commands import app
 from hintloop.demo.options import DemoOptions, overlay
 from hintloop.local import resolution
 from hintloop_contract.config import load_config
+from hintloop_contract.messages import Capture
+from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.streams import CAPTURES
 from typer.testing import CliRunner
 
 REFERENCE = Path(__file__).parents[2] / "fixtures" / "reference-config"
@@ -35,6 +40,52 @@ def test_config_show_names_origins_and_masks_secrets() -> None:
 def test_config_show_prints_one_key_a_line_where_there_is_no_terminal() -> None:
     result = CliRunner().invoke(app, ["config", "show", *SOURCES])
     assert f'rollout.engine = "sglang"  # {REFERENCE / "config.toml"}' in result.stdout.splitlines()
+
+
+def test_a_key_that_the_call_sets_is_above_files_and_environment() -> None:
+    environment = {"HINTLOOP_TRAINING__SEED": "6", "HINTLOOP_TRAINING__MAX_STEPS": "7"}
+    sets = ["--set", "training.seed=8", "--set", "training.seed=9", "--set", "training.learning_rate=1e-4"]
+    result = CliRunner().invoke(app, ["config", "show", "--json", *SOURCES, *sets], env=environment)
+    shown = json.loads(result.stdout)
+    assert shown["training.seed"] == {"value": 9, "origin": "flag"}
+    assert shown["training.learning_rate"] == {"value": 1e-4, "origin": "flag"}
+    assert shown["training.max_steps"] == {"value": 7, "origin": "environment"}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (["config", "show", "--set", "training.seed"], "--set 'training.seed' must be SECTION.KEY=VALUE"),
+        (["config", "show", "--set", "training.sed=1"], "did you mean 'training.seed'"),
+        (["up", "--set", "training.sed=1"], "did you mean 'training.seed'"),
+        (["up", "--engine", "vllm", "--set", "rollout.engine=sglang"], "--set rollout.engine=sglang; give one of them"),
+    ],
+)
+def test_a_wrong_key_of_the_call_is_refused(call: list[str], said: str, tmp_path: Path) -> None:
+    more = ["--state-dir", str(tmp_path / "state")] if call[0] == "up" else []
+    result = hintloop(*call, *more)
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+def test_status_reads_settings_too(tmp_path: Path, redis_server: Any) -> None:
+    config, settings = tmp_path / "config.toml", tmp_path / "settings.json"
+    config.write_text(f'[redis]\nurl = "{redis_server.url}"\n')
+    settings.write_text('{"policy": {"name": "of-settings"}}')
+
+    async def drop_one() -> None:
+        broker = RedisBroker(connect(redis_server.url), "of-settings")
+        await broker.append(
+            CAPTURES, Capture(turn_id="t", engine="vllm", engine_url="", request=b"", start_ms=0, end_ms=1)
+        )
+        await broker.close()
+
+    asyncio.run(drop_one())
+    called = ["status", "--json", "--state-dir", str(tmp_path), "--config", str(config)]
+    shown = [
+        json.loads(CliRunner().invoke(app, [*called, *more]).stdout) for more in ([], ["--settings", str(settings)])
+    ]
+    assert [one["funnel"]["captured"] for one in shown] == [0, 1]
 
 
 def test_a_wrong_key_is_a_wrong_call(tmp_path: Path) -> None:

@@ -168,6 +168,13 @@ def test_arguments_take_overlays_and_flags():
     assert (config.training.seed, config.advantage.estimator) == (9, "grpo")
 
 
+def test_a_word_without_a_value_ends_the_process(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments("service", ["--set", "training.seed"])
+    assert caught.value.code == 2
+    assert "service: --set 'training.seed' must be SECTION.KEY=VALUE" in capsys.readouterr().err
+
+
 def test_every_key_is_documented():
     from hintloop_contract.config import Config
 

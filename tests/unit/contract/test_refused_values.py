@@ -55,6 +55,12 @@ from pydantic import ValidationError
         ("lora.target_modules", '"all_linear"', "write 'all-linear'"),
         ("lora.target_modules", '"v_proj"', "write ['v_proj']"),
         ("prm.rules.tools.bash.failure_patterns", '[""]', "empty pattern"),
+        ("prm.rules.tools.bash.success_exit_codes", "[true]", "true and false are no numbers"),
+        ("training.train_batch_size", "true", "true and false are no numbers"),
+        ("training.max_steps", "false", "true and false are no numbers"),
+        ("training.learning_rate", "true", "true and false are no numbers"),
+        ("gate.length_ratio", "true", "true and false are no numbers"),
+        ("prm.grpc_port", "true", "true and false are no numbers"),
     ],
 )
 def test_a_value_is_refused_by_its_key(tmp_path: Path, path: str, value: str, said: str) -> None:

@@ -16,19 +16,54 @@ def parse_arguments(prog: str, argv: Sequence[str] | None = None) -> LoadedConfi
 
     A wrong configuration ends the process with exit code 2 and every problem on standard error.
     """
+    parser = make_parser(prog)
+    return resolved(parser, parser.parse_args(argv))
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """A parser of those arguments, for services that add their own."""
     parser = argparse.ArgumentParser(prog=prog)
-    parser.add_argument("--config", "--overlay", dest="files", action="append", type=Path, default=[], metavar="FILE")
-    parser.add_argument("--settings", action="append", type=Path, default=[], metavar="FILE")
-    parser.add_argument("--set", dest="flags", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    arguments = parser.parse_args(argv)
-    flags = {}
-    for flag in arguments.flags:
-        path, separator, value = flag.partition("=")
-        if not separator:
-            parser.error(f"--set {flag!r} must be SECTION.KEY=VALUE")
-        flags[path] = value
+    parser.add_argument(
+        "--config",
+        "--overlay",
+        dest="files",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="config.toml, then overlays; the last one wins",
+    )
+    parser.add_argument("--settings", action="append", type=Path, default=[], metavar="FILE", help="settings.json")
+    parser.add_argument(
+        "--set",
+        dest="flags",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="one key, above all files and the environment",
+    )
+    return parser
+
+
+def resolved(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> LoadedConfig:
+    """The configuration that the parsed ``arguments`` name; a wrong one ends the process with exit code 2."""
     try:
-        return load_config(arguments.files, settings=arguments.settings, flags=flags)
+        return load_config(arguments.files, settings=arguments.settings, flags=flags_of(arguments.flags))
     except ConfigError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def flags_of(words: Sequence[str]) -> dict[str, str]:
+    """``section.key`` to text, of ``SECTION.KEY=VALUE`` words; the last of several wins.
+
+    Raises:
+        ConfigError: a word has no ``=``.
+    """
+    flags = {}
+    for word in words:
+        path, separator, value = word.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {word!r} must be SECTION.KEY=VALUE")
+        flags[path.strip()] = value
+    return flags

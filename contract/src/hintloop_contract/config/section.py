@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -22,6 +23,27 @@ class Section(BaseModel):
     """Base of every section: unknown keys and infinite numbers are refused, attributes' docstrings document them."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes true for 1; whoever wrote true where a number is meant did not mean 1."""
+        given = value if isinstance(value, list) else [value]
+        if any(isinstance(item, bool) for item in given):
+            taken = set(_plain_types(cls.model_fields[str(info.field_name)].annotation))
+            if taken & {int, float} and bool not in taken:
+                raise ValueError("true and false are no numbers; write a number")
+        return value
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    """Types that stand in an annotation, however deep."""
+    inner = get_args(annotation)
+    if not inner:
+        yield annotation
+    for part in inner:
+        if not isinstance(part, bool | int | float):
+            yield from _plain_types(part)
 
 
 def http_address(value: str) -> str:

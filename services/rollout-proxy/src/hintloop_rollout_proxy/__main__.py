@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from hintloop_contract.config import parse_arguments
+from hintloop_contract.config.arguments import make_parser, resolved
 from hintloop_contract.errors import ConfigError, HintloopError
 
 
 def main() -> None:
     """Parse, set up logs, then import what is heavy and serve."""
-    arguments = sys.argv[1:]
-    with_linker = "--no-linker" not in arguments
-    loaded = parse_arguments("rollout-proxy", [word for word in arguments if word != "--no-linker"])
+    parser = make_parser("rollout-proxy")
+    parser.add_argument(
+        "--no-linker", action="store_true", help="capture only; another process of this policy runs the linker"
+    )
+    arguments = parser.parse_args()
+    loaded = resolved(parser, arguments)
 
     from hintloop_contract.logs import configure_logging, log_resolved
 
@@ -24,7 +27,7 @@ def main() -> None:
     from hintloop_rollout_proxy.wiring import serve
 
     try:
-        uvloop.run(serve(loaded.config, with_linker=with_linker))
+        uvloop.run(serve(loaded.config, with_linker=not arguments.no_linker))
     except ConfigError as error:
         sys.stderr.write(f"rollout-proxy: {error}\n")
         raise SystemExit(2) from None
