@@ -242,6 +242,29 @@ async def test_gaps_near_the_timeout_are_counted(broker: Any) -> None:
     assert task._metrics.gap._sum.get() == pytest.approx(15.999)
 
 
+async def test_what_came_after_the_timeout_is_counted_and_told(broker: Any) -> None:
+    task = LinkerTask(broker, make_config(rollout={"session_timeout_sec": 5.0}), ProxyMetrics())
+    now_ms = await broker.time_ms()
+    for turn_id, age_s, texts in (("a", 60, ["q"]), ("b", 50, ["other"])):
+        times = {"start_ms": now_ms - age_s * 1000, "end_ms": now_ms - age_s * 1000 + 100}
+        await broker.append(CAPTURES, make_capture(turn_id, *texts, **times))
+    await task._hold_lease()
+    task._calm_until = 0.0
+    async with asyncio.timeout(10):
+        while (await broker.funnel()).drops != {("link", "no_next_state"): 2}:
+            await task.step()
+    for turn_id, texts in (("c", ["q", "fine", "thanks"]), ("d", ["never asked", "fine", "thanks"])):
+        times = {"start_ms": now_ms - 20_000, "end_ms": now_ms - 19_000}
+        await broker.append(CAPTURES, make_capture(turn_id, *texts, **times))
+    status: dict[str, str] = {}
+    async with asyncio.timeout(10):
+        while status.get("late", "0") == "0":
+            await task.step()
+            status = await broker.get_status("linker")
+    assert (status["late"], status["late_longest_s"], status["session_timeout_s"]) == ("1", "39.900", "5")
+    assert task._metrics.late._value.get() == 1
+
+
 @pytest.mark.parametrize(("max_requests", "num_dropped"), [(100, 2), (101, 1)])
 async def test_the_oldest_requests_are_settled_past_the_configured_number(
     broker: MemoryBroker, max_requests: int, num_dropped: int

@@ -27,16 +27,14 @@ from hintloop_contract.streams import CAPTURES, TURNS
 from hintloop_rollout_proxy.capture_log import CaptureLog
 from hintloop_rollout_proxy.errors import said
 from hintloop_rollout_proxy.flight import REGISTER_WITHIN_MS
-from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions, Placed
+from hintloop_rollout_proxy.gaps import GapWatch
+from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.turns import find_obstacle, linked_turn, turn_record
 
 READ_COUNT = 100
 BLOCK_MS = 100
 RETRY_S = 0.5
-#: Share of the session timeout from which a gap is near it, and seconds between two warnings of that.
-NEAR_TIMEOUT = 0.8
-WARN_EVERY_S = 60.0
 #: Seconds after Redis' return during which no deadline passes: spooled captures come in first.
 CALM_S = 5.0
 
@@ -69,7 +67,7 @@ class LinkerTask:
         self._calm_until = 0.0
         # Each proxy brings its spool back; until all have, what came is kept for its order.
         self._gather_until = 0.0
-        self._warn_at = 0.0
+        self._gaps = GapWatch(broker, metrics, config.rollout.session_timeout_sec)
         path = config.linker.capture_log
         self._log = None if path is None else CaptureLog(path)
 
@@ -178,29 +176,10 @@ class LinkerTask:
         for entry in entries:
             try:
                 decisions = self._linker.feed(entry.message)
-                self._observe_gaps(decisions)
+                self._gaps.observe(decisions, self._linker.late_ms)
                 self._todo.extend(decisions)
             except Exception as error:  # noqa: BLE001 - one capture, whatever is wrong with it
                 await self._bury(entry, error)
-
-    def _observe_gaps(self, decisions: Iterable[Decision]) -> None:
-        """Measure how long agents leave between turns: near the timeout, others will have come too late."""
-        timeout_s = self._config.rollout.session_timeout_sec
-        for decision in decisions:
-            if not isinstance(decision, Placed) or decision.gap_ms is None:
-                continue
-            gap_s = max(0.0, decision.gap_ms / 1000)
-            self._metrics.gap.observe(gap_s)
-            if gap_s < NEAR_TIMEOUT * timeout_s:
-                continue
-            self._metrics.gap_near_timeout.inc()
-            if time.monotonic() >= self._warn_at:
-                self._warn_at = time.monotonic() + WARN_EVERY_S
-                log.warning(
-                    "a turn came just before its session timed out; raise rollout.session_timeout_sec",
-                    gap_s=round(gap_s, 1),
-                    session_timeout_sec=timeout_s,
-                )
 
     async def _bury(self, entry: Entry[Any], error: Exception) -> None:
         """Send a capture to `dead`: it would fail again each time, and keep everything behind it waiting."""
@@ -232,6 +211,7 @@ class LinkerTask:
             oldest = min(begun if oldest_ms is None else [oldest_ms, *begun], default=None)
             self._todo.extend(self._linker.tick(until_ms, oldest))
         await self._apply()
+        await self._gaps.write()
         self._metrics.pending.set(len(self._pending))
 
     async def flush(self) -> None:

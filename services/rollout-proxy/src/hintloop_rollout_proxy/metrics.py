@@ -94,6 +94,11 @@ class ProxyMetrics:
             "Requests that came in the last fifth of the session timeout: others will have come too late.",
             registry=registry,
         )
+        self.late = Counter(
+            "hintloop_linker_late",
+            "Requests that go on from a turn whose session had timed out: it was lost.",
+            registry=registry,
+        )
         self.active = Gauge(
             "hintloop_linker_active", "1 while this process holds the linker's lease.", registry=registry
         )

@@ -18,6 +18,7 @@ from hintloop_rollout_proxy.linking.decisions import Decision
 from hintloop_rollout_proxy.linking.events import Reading, Reply
 from hintloop_rollout_proxy.linking.feedback import give_feedback
 from hintloop_rollout_proxy.linking.identity import read_identity
+from hintloop_rollout_proxy.linking.late import LateContinuations
 from hintloop_rollout_proxy.linking.nodes import Choices, Node, Session
 from hintloop_rollout_proxy.linking.placing import Placer
 from hintloop_rollout_proxy.linking.reading import READERS
@@ -37,7 +38,10 @@ class Linker:
         self._board = Board(options, make_id)
         self._placer = Placer(self._board)
         self._deadlines: list[tuple[int, int, str]] = []
+        self._late = LateContinuations(self._board.index)
         self._count = 0
+        self.late_ms: int | None = None
+        """Of the capture fed last: how long after the answer it came, when that had timed out before."""
 
     def __len__(self) -> int:
         """Requests remembered."""
@@ -50,7 +54,7 @@ class Linker:
 
     def feed(self, capture: Capture) -> list[Decision]:
         """Take the next capture. Whatever it raises, it raises before anything is remembered."""
-        board = self._board
+        board, self.late_ms = self._board, None
         if capture.api == FEEDBACK:
             give_feedback(board, capture)
             return board.take()
@@ -66,6 +70,7 @@ class Linker:
             return board.take()
         node = self._make_node(capture, reading, reply)
         verdict = Classifier(board, node, reading, capture.turn_type).verdict()
+        self.late_ms = self._late.gap_ms(node, reading)
         self._settle_now(node, capture)
         self._placer.place(node, reading, verdict)
         heapq.heappush(self._deadlines, (node.deadline_ms, node.number, node.turn_id))
@@ -166,6 +171,7 @@ class Linker:
         else:
             seconds = self._options.session_timeout_ms / 1000
             board.drop(node, DropReason.NO_NEXT_STATE, f"no next request within {seconds:g} s")
+            self._late.gone(node)
         if node.small and node.next is None and node.parent is None and not node.side:
             board.set_aside(node, None)
         board.forget(node)
