@@ -47,9 +47,18 @@ class Door(enum.StrEnum):
 
 Files = Annotated[
     list[Path] | None,
-    typer.Option("--config", "--overlay", help="config.toml, then overlays; the last one wins.", show_default=False),
+    typer.Option(
+        "--config",
+        "--overlay",
+        envvar="HINTLOOP_CONFIG",
+        help="config.toml, then overlays; the last one wins.",
+        show_default=False,
+    ),
 ]
-Settings = Annotated[list[Path] | None, typer.Option("--settings", help="settings.json.", show_default=False)]
+Settings = Annotated[
+    list[Path] | None,
+    typer.Option("--settings", envvar="HINTLOOP_SETTINGS", help="settings.json.", show_default=False),
+]
 Keys = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One key, above all files and the environment."),
