@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hintloop_contract.codec import PackedMessage
 from hintloop_contract.control import ControlOutcome, ControlRequest, Pause
 from hintloop_contract.history import HistoryEntry, HistoryState, Note
 from hintloop_contract.messages import Drop, Message, TurnRecord
 from hintloop_contract.streams import Stream
+
+if TYPE_CHECKING:
+    from hintloop_contract.diagnosis.alarms import Alarm, AlarmState
+    from hintloop_contract.diagnosis.figures import RedisRoom
 
 M = TypeVar("M", bound=Message)
 
@@ -271,6 +275,24 @@ class Broker(Protocol):
 
     async def paused(self) -> Pause | None:
         """Why training stands still, or ``None`` when it does not."""
+        ...
+
+    async def set_alarms(
+        self, owner: str, looked_ms: int, active: Sequence[Alarm], ended: Sequence[Alarm], *, lease_ms: int
+    ) -> bool:
+        """Say which alarms stand and which ended; false when another than ``owner`` says so now (for ``lease_ms``)."""
+        ...
+
+    async def alarms(self) -> AlarmState:
+        """Which alarms stand, and which ended."""
+        ...
+
+    async def redis_room(self) -> RedisRoom:
+        """How much memory Redis uses, and may use."""
+        ...
+
+    async def newest_drops(self, count: int) -> list[Drop]:
+        """Up to ``count`` of the newest drops, newest first."""
         ...
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from hintloop_contract.history import HistoryBounds
 from hintloop_contract.messages import DeadLetter, Drop, DropReason, Message, TurnRecord
 from hintloop_contract.redis_connection import available, connect
 from hintloop_contract.redis_dead import RedisDead
+from hintloop_contract.redis_diagnosis import RedisDiagnosis
 from hintloop_contract.redis_history import RedisHistory
 from hintloop_contract.redis_state import RedisState
 from hintloop_contract.streams import DEAD, DROPS, JUDGED, SAMPLES, STREAMS, TURNS, Stream
@@ -27,7 +28,7 @@ DROPS_MAX_AGE_MS = 7 * 24 * 3600 * 1000
 RELEASED_IDLE_MS = 24 * 3600 * 1000
 
 
-class RedisBroker(RedisState, RedisDead, RedisHistory):
+class RedisBroker(RedisState, RedisDead, RedisDiagnosis, RedisHistory):
     """`Broker` over a ``redis.asyncio`` client. See `broker.Broker` for what each method promises."""
 
     def __init__(

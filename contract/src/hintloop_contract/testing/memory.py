@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fakeredis
 
+from hintloop_contract.diagnosis.figures import RedisRoom
 from hintloop_contract.history import HistoryBounds
 from hintloop_contract.redis_broker import RedisBroker
 
@@ -15,3 +16,7 @@ class MemoryBroker(RedisBroker):
         """Start empty, with every consumer group still to be made by ``ensure_groups``."""
         server = fakeredis.FakeServer(version=(7,))
         super().__init__(fakeredis.FakeAsyncRedis(server=server, protocol=2), policy, history=history)
+
+    async def redis_room(self) -> RedisRoom:
+        """No bound: this server knows no ``INFO``."""
+        return RedisRoom()

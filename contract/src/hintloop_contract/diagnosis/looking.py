@@ -1,0 +1,150 @@
+"""Gathers one look from a broker. Reads only."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hintloop_contract.broker import Broker
+from hintloop_contract.diagnosis.figures import Gaps, Seen, number
+from hintloop_contract.history import HistoryEntry, StepFigures, VersionNote
+from hintloop_contract.messages import Drop, JudgedTurn, TurnRecord
+from hintloop_contract.streams import STREAMS
+
+#: What is remembered of the newest steps, turns and drops.
+MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_VERSIONS = 300, 200, 20, 8
+#: How far back the history is read, and how many entries are enough, too many, and read at once.
+WINDOWS_MS = (600_000, 3_600_000, 86_400_000)
+ENOUGH_ENTRIES, MOST_ENTRIES, PORTION = 300, 3000, 100
+
+
+@dataclass(slots=True)
+class Recent:
+    """What the history's newest entries say, read in order."""
+
+    steps: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    hints: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_TURNS))
+    scores: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TURNS))
+    states: dict[str, str] = field(default_factory=dict)
+    """Text of the next state by turn id, oldest first."""
+    versions: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_VERSIONS))
+
+    def add(self, entries: Iterable[HistoryEntry]) -> None:
+        """Take entries, oldest first."""
+        for entry in entries:
+            message = entry.message
+            if entry.record is not None:
+                self._turn(entry.turn_id, entry.record)
+            if isinstance(message, JudgedTurn):
+                self._judged(message)
+            elif isinstance(message, StepFigures):
+                self.steps.append({"step": float(message.step), **message.figures})
+            elif isinstance(message, VersionNote):
+                self.versions.append((message.step, message.weights_hash))
+
+    def _turn(self, turn_id: str, record: TurnRecord) -> None:
+        self.states[turn_id] = next_state_text(record.next_state)
+        while len(self.states) > MOST_TURNS:
+            del self.states[next(iter(self.states))]
+
+    def _judged(self, judged: JudgedTurn) -> None:
+        judgement = judged.judgement
+        if judgement.hint is not None:
+            self.hints.append((judgement.hint, self.states.get(judged.turn_id, "")))
+        if judgement.score is not None:
+            self.scores.append(judgement.score)
+
+
+def next_state_text(raw: bytes) -> str:
+    """The words of a next state: its messages' texts, joined; empty where it cannot be read."""
+    try:
+        messages = json.loads(raw)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(messages, list):
+        return ""
+    return "\n".join(text for message in messages if (text := _text(message)))
+
+
+def _text(message: Any) -> str:
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") or part.get("content") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+async def recent_of(broker: Broker) -> Recent:
+    """What the newest history says: of the last ten minutes, or of longer when that is little.
+
+    Raises:
+        DependencyError: Redis is away.
+    """
+    now_ms, recent = await broker.time_ms(), Recent()
+    for window_ms in WINDOWS_MS:
+        recent, after, count = Recent(), f"{max(0, now_ms - window_ms)}-0", 0
+        while count < MOST_ENTRIES and (entries := await broker.history(after, PORTION)):
+            recent.add(entries)
+            after, count = entries[-1].entry_id, count + len(entries)
+        if count >= ENOUGH_ENTRIES:
+            break
+    return recent
+
+
+def _details(drops: Iterable[Drop]) -> dict[str, list[str]]:
+    details: dict[str, list[str]] = {}
+    for drop in drops:
+        texts = details.setdefault(f"{drop.stage}:{drop.reason}", [])
+        if len(texts) < MOST_DETAILS:
+            texts.append(drop.detail)
+    return details
+
+
+async def look(broker: Broker, recent: Recent) -> Seen:
+    """One look, with counts since the deployment began.
+
+    Raises:
+        DependencyError: Redis is away.
+    """
+    counted = await broker.funnel()
+    return Seen(
+        funnel=counted.steps,
+        drops={f"{stage}:{reason}": count for (stage, reason), count in counted.drops.items()},
+        details=_details(await broker.newest_drops(MOST_TURNS)),
+        streams={stream.name: await broker.counts(stream) for stream in STREAMS},
+        trainer=await broker.get_status("trainer"),
+        weights=await broker.weights(),
+        engines=await broker.get_status("engines"),
+        steps=list(recent.steps),
+        hashes=list(recent.versions),
+        hints=list(recent.hints),
+        scores=list(recent.scores),
+        next_states=list(recent.states.values()),
+        gaps=gaps_of(await broker.get_status("linker")),
+        redis=await broker.redis_room(),
+    )
+
+
+def gaps_of(status: Mapping[str, str]) -> Gaps | None:
+    """What the linker wrote about gaps; ``None`` when it wrote nothing."""
+    if not status:
+        return None
+    found = {name: number(text) or 0.0 for name, text in status.items()}
+    return Gaps(
+        int(found.get("gaps", 0)),
+        int(found.get("gaps_near", 0)),
+        found.get("gap_longest_s", 0.0),
+        int(found.get("late", 0)),
+        found.get("late_longest_s", 0.0),
+    )
+
+
+def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Counts of a window: what was added to ``before``; all of ``now`` when they began anew meanwhile."""
+    if any(now.get(name, 0) < count for name, count in before.items()):
+        return dict(now)
+    return {name: count - before.get(name, 0) for name, count in now.items()}
