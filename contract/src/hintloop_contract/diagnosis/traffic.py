@@ -12,6 +12,8 @@ from hintloop_contract.messages import DropReason
 ENOUGH_TURNS = 20
 #: Share of the captured turns lost for one reason that is worth a word.
 MOST = 0.5
+#: The same for turns that nothing followed: the last of every conversation is one.
+MOST_ENDS = 0.7
 #: Share of the continuations near or past the session timeout that is worth a word.
 MANY_LATE = 0.1
 #: Share of maxmemory from which the next answers may be refused.
@@ -113,6 +115,9 @@ def lost_turns(seen: Seen, expected: Expected) -> Recognised | None:
         said = f"{side} of {captured} requests were read as side calls, and none as a turn"
         return Recognised(Cause.ALL_SIDE_CALLS, said, _why(seen, {"side": side, "captured": captured}), grave=True)
     wrong = {reason: count for reason, count in totals.items() if reason not in EXPECTED}
+    ends, settled = wrong.get(DropReason.NO_NEXT_STATE, 0), seen.funnel.get("linked", 0)
+    if ends <= MOST_ENDS * (ends + settled):
+        wrong.pop(DropReason.NO_NEXT_STATE, None)
     reason = max(wrong, key=lambda name: wrong[name], default="")
     if reason and wrong[reason] > MOST * captured:
         return _most_lost(seen, reason, wrong[reason], captured)
