@@ -94,8 +94,6 @@ class LinkerTask:
                     await asyncio.sleep(self._lease_ms / 3000)
             except DependencyError as error:
                 log.warning("linker waits", error=str(error))
-                # Another node may have taken over that lacks what was last given to us: read anew what is pending.
-                self._lease = None
                 self._calm_until = self._gather_until = time.monotonic() + CALM_S
                 await asyncio.sleep(RETRY_S)
         self._metrics.active.set(0)
