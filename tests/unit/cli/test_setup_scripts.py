@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ["contract", "cli", *(f"services/{name}" for name in ("rollout-proxy", "judge", "teacher", "trainer"))]
+SERVICES = ("rollout-proxy", "judge", "teacher", "trainer", "console")
+PACKAGES = ["contract", "cli", *(f"services/{name}" for name in SERVICES)]
 
 #: Is `python3.11` on the path, and what it puts into an environment. Its children have the clone in their arguments.
 PYTHON = """#!/usr/bin/env bash
