@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from hintloop_contract.broker import Broker, StreamCounts, WeightsState
+from hintloop_contract.diagnosis.alarms import AlarmState
+from hintloop_contract.diagnosis.causes import EXPLANATIONS, Cause
 from hintloop_contract.streams import FUNNEL, STREAMS
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -24,6 +27,7 @@ class Snapshot:
     weights: WeightsState = field(default_factory=WeightsState)
     trainer: dict[str, str] = field(default_factory=dict)
     engines: dict[str, str] = field(default_factory=dict)
+    alarms: AlarmState = field(default_factory=AlarmState)
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -34,6 +38,7 @@ class Snapshot:
             "weights": {"current": self.weights.current, "updating": self.weights.updating},
             "trainer": self.trainer,
             "engines": self.engines,
+            "alarms": {"looked_ms": self.alarms.looked_ms, "active": msgspec.to_builtins(self.alarms.active)},
         }
 
     def num_dropped(self, stage: str) -> int:
@@ -55,6 +60,7 @@ async def take(broker: Broker) -> Snapshot:
         weights=await broker.weights(),
         trainer=await broker.get_status("trainer"),
         engines=await broker.get_status("engines"),
+        alarms=await broker.alarms(),
     )
 
 
@@ -95,4 +101,21 @@ def render(snapshot: Snapshot) -> RenderableType:
         parts += ["", _pairs("trainer", snapshot.trainer)]
     if snapshot.engines:
         parts += ["", _pairs("engines", snapshot.engines)]
-    return Group(*parts)
+    return Group(*parts, "", alarm_lines(snapshot.alarms))
+
+
+def alarm_lines(alarms: AlarmState) -> Text:
+    """The alarms that stand, each with what was seen and the fix."""
+    if alarms.looked_ms is None:
+        return Text("alarms: nobody looks (they are raised by the console)", style="dim")
+    if not alarms.active:
+        return Text("alarms: none", style="green")
+    lines = Text(f"alarms: {len(alarms.active)}", style="bold")
+    known = set(Cause)
+    for alarm in alarms.active:
+        minutes = max(0, alarms.looked_ms - alarm.since_ms) / 60_000
+        style = "bold red" if alarm.grave else "yellow"
+        lines.append(f"\n  {alarm.cause} for {minutes:.0f} min: {harmless(alarm.seen)}", style=style)
+        if alarm.cause in known:
+            lines.append(f"\n    fix: {EXPLANATIONS[Cause(alarm.cause)].fix}", style="dim")
+    return lines

@@ -2,6 +2,8 @@ import io
 
 from hintloop import funnel
 from hintloop_contract.broker import WeightsState
+from hintloop_contract.diagnosis.alarms import Alarm
+from hintloop_contract.diagnosis.causes import EXPLANATIONS, Cause
 from hintloop_contract.messages import Drop
 from hintloop_contract.testing.memory import MemoryBroker
 from rich.console import Console
@@ -29,3 +31,18 @@ async def test_a_look_shows_steps_drops_streams_and_versions() -> None:
     text = console.export_text()
     for part in ("captured", "link:no_next_state", "version 3, publishing 4", "loss", "0.25"):
         assert part in text
+
+
+async def test_alarms_stand_below_with_their_fix() -> None:
+    broker = MemoryBroker()
+    await broker.ensure_groups()
+    assert "nobody looks" in str(funnel.alarm_lines((await funnel.take(broker)).alarms))
+    alarm = Alarm(cause="no_hints", since_ms=1_000, seen="40 of 52 turns\x1b[2J", evidence={"dropped": 40}, grave=True)
+    later = Alarm(cause="of_a_later_version", since_ms=1_000, seen="something")
+    await broker.set_alarms("console-1", 181_000, [alarm, later], [], lease_ms=60_000)
+    snapshot = await funnel.take(broker)
+    await broker.close()
+    text = str(funnel.alarm_lines(snapshot.alarms))
+    assert "no_hints for 3 min: 40 of 52 turns" in text and EXPLANATIONS[Cause.NO_HINTS].fix in text
+    assert "of_a_later_version" in text and "\x1b" not in text
+    assert snapshot.as_dict()["alarms"]["active"][0]["evidence"] == {"dropped": 40}
