@@ -69,6 +69,6 @@ def _address(text: str, default_port: int) -> Address:
         port = parts.port if parts.port is not None else default_port
     except ValueError:
         parts, port = None, 0
-    if parts is None or not parts.hostname or parts.netloc != text or not 0 < port < 65536:
+    if parts is None or not parts.hostname or text.split() != [text] or not 0 < port < 65536:
         raise ConfigError("one of its hosts is no HOST or HOST:PORT; separate several by commas alone")
     return parts.hostname, port
