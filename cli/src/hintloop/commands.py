@@ -8,11 +8,15 @@ from typing import Annotated
 
 import typer
 
+from hintloop.replay.until import Source, Until
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 config_app = typer.Typer(no_args_is_help=True)
 app.add_typer(config_app, name="config", help="The configuration.")
 dead_app = typer.Typer(no_args_is_help=True)
 app.add_typer(dead_app, name="dead", help="Messages that failed repeatedly and were set aside.")
+replay_app = typer.Typer(no_args_is_help=True)
+app.add_typer(replay_app, name="replay", help="Recorded turns, run again through judge, teacher and trainer.")
 keys_app = typer.Typer(no_args_is_help=True)
 app.add_typer(keys_app, name="keys", help="API keys of agents and of callers of the PRM routes.")
 
@@ -111,11 +115,17 @@ def doctor(
         list[str] | None, typer.Option(help="Only this station of the chain; may be given several times.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="One text to paste into an issue.")] = False,
+    alone: Annotated[bool, typer.Option("--config-only", help="Look at the configuration; contact nothing.")] = False,
+    active: Annotated[
+        bool, typer.Option("--active", help="Publish the weights as they are, and go back to them, at the end.")
+    ] = False,
 ) -> None:
     """Walk the chain from the configuration to the weights and name what is wrong, why, and the fix."""
-    from hintloop.doctor.run import run_doctor
+    from hintloop.doctor.run import Wanted, run_doctor
 
-    run_doctor(state_dir, files or [], settings or [], only or [], as_json=as_json)
+    wanted = Wanted(only or [], as_json=as_json, alone=alone, active=active, plain=plain)
+    run_doctor(state_dir, files or [], settings or [], wanted)
 
 
 @app.command()
@@ -209,6 +219,79 @@ def dead_purge(
     from hintloop.dead import run_dead_purge
 
     run_dead_purge(state_dir, files or [], ids or [], everything=everything)
+
+
+Turns = Annotated[Path, typer.Argument(help="Recorded turns, a JSON object a line.", show_default=False)]
+TurnsOut = Annotated[Path, typer.Option("--out", "-o", help="The file to write.")]
+
+
+@replay_app.command("run")
+def replay_run(
+    file: Turns,
+    files: Files = None,
+    settings: Settings = None,
+    until: Annotated[Until, typer.Option(help="The last service that works on a turn.")] = Until.TRAINER,
+    compare: Annotated[
+        Path | None, typer.Option(help="An overlay: the file is run a second time with it, and both are compared.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where everything is written; an interrupted run goes on there.")] = Path(
+        ".hintloop/replay"
+    ),
+    prm_engine: PrmEngine = Engine.VLLM,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Empty --out first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of tables.")] = False,
+) -> None:
+    """Run recorded turns again, offline: judge, teacher and trainer without agents; no engine is given weights."""
+    from hintloop.replay.run import ReplayOptions, run_replay
+
+    run_replay(
+        ReplayOptions(
+            file=file,
+            files=files or [],
+            settings=settings or [],
+            until=until,
+            compare=compare,
+            out=out,
+            prm_engine=prm_engine.value,
+            fresh=fresh,
+            as_json=as_json,
+        )
+    )
+
+
+@replay_app.command("check")
+def replay_check(
+    file: Turns, as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False
+) -> None:
+    """Look at every line: what is wrong with it, and what of the file can be trained."""
+    from hintloop.replay.check import run_check
+
+    run_check(file, as_json=as_json)
+
+
+@replay_app.command("export")
+def replay_export(
+    out: TurnsOut,
+    state_dir: StatePath = Path(".hintloop"),
+    files: Files = None,
+    source: Annotated[Source, typer.Option("--from", help="Where turns are taken from.")] = Source.AUTO,
+) -> None:
+    """Write a deployment's turns to a file: those that its console keeps, or those that its Redis still holds."""
+    from hintloop.replay.export import run_export
+
+    run_export(state_dir, files or [], source, out)
+
+
+@replay_app.command("import-openclaw")
+def replay_import_openclaw(
+    file: Annotated[Path, typer.Argument(help="OpenClaw-RL's record file (OPENCLAW_RECORD_FILE).")],
+    out: TurnsOut,
+    prm: Annotated[Path | None, typer.Option(help="Its judgements (OPENCLAW_PRM_RECORD_FILE).")] = None,
+) -> None:
+    """Write OpenClaw-RL's records as recorded turns. They hold no token ids: they can be judged, not trained."""
+    from hintloop.replay.openclaw import run_import
+
+    run_import(file, prm, out)
 
 
 @keys_app.command("new")

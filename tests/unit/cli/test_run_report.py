@@ -115,7 +115,7 @@ def test_the_page_is_whole_in_itself_and_always_the_same(run_dir: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.exception
     page = (run_dir / "report" / "report.html").read_text()
-    assert page.count("<svg") == 3  # loss, score, histogram
+    assert page.count("<svg") == 6  # loss, score, histogram, kinds, places, hints
     # Names of XML dialects are no addresses that anything is loaded from.
     assert re.findall(r"""(?:src|href)=["'](?!#)""", page.replace("xlink:href", "")) == []
     markdown = (run_dir / "report" / "report.md").read_text()
@@ -137,10 +137,66 @@ def test_two_runs_are_compared(run_dir: Path, tmp_path: Path) -> None:
     (label,) = [name for name in rows if "Kolmogorov" in name]
     # All of the second run's advantages are -1, of the first's two of six are not above that.
     assert rows[label][2] == "0.667"
-    assert {plot.title for plot in figures.plots(runs)} == {"Loss", "Score by the judge", "Advantages by token"}
+    assert {plot.title for plot in figures.plots(runs, lambda _: OTHER)} == {
+        "Loss and its parts",
+        "Score by the judge",
+        "Advantages by token, first 12 step(s) and first 5 step(s)",
+        "Advantages by kind of token",
+        "Advantages by place in the answer",
+        "Length of the hints",
+    }
     result = CliRunner().invoke(app, ["report", str(run_dir), "--against", str(other), "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.exception
     assert "first against second" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_hints_are_counted_and_measured(run_dir: Path) -> None:
+    rows = dict(summary.hint_statistics(read_run(run_dir, 100)).rows)
+    assert rows["kept answers with a hint"] == "1 of 2 (50%)"
+    assert rows["different hints"] == "1 (100% of those given)"
+    assert rows["characters, mean"] == "9"
+    assert summary.hint_statistics(read_run(run_dir, 100)).title == "Hints, first 12 step(s)"
+    assert summary.hint_statistics(read_run(run_dir, 1)).title == "Hints, first 1 step(s)"
+
+
+def test_without_more_to_go_by_the_trainers_own_drops_are_told(run_dir: Path) -> None:
+    table = summary.drops(read_run(run_dir, 100))
+    assert (table.title, table.rows) == ("Samples that the trainer dropped", [("stale", "3", "")])
+
+
+def demo_report(directory: Path) -> None:
+    """What the demo leaves beside its trainer's files."""
+    rates = {"satisfied": 0.1, "joint": 0.05, "n": 64, "satisfied_ci": [0.04, 0.2], "joint_ci": [0.02, 0.13]}
+    after = {"satisfied": 0.9, "joint": 0.8, "n": 64, "satisfied_ci": [0.8, 0.95], "joint_ci": [0.68, 0.88]}
+    counts = {"captured": 200, "linked": 100, "judged": 90, "trained": 80}
+    content = {
+        **counts,
+        "dropped": {"no_next_state": 90, "neutral": 3},
+        "preference_before": rates,
+        "preference_after": after,
+    }
+    (directory / "report.json").write_text(json.dumps(content))
+    (directory / "rounds.json").write_text(json.dumps([rates, after]))
+
+
+def test_the_demos_run_shows_the_improvement_and_every_drop(run_dir: Path) -> None:
+    demo_report(run_dir)
+    run = read_run(run_dir, 100)
+    assert summary.drops(run).rows == [("no_next_state", "90", "45.0%"), ("neutral", "3", "1.5%")]
+    assert summary.funnel(run).rows[0] == ("captured", "200")
+    assert summary.preference(run).rows[1] == ("satisfied and on topic, n = 64", "5% [2%, 13%]", "80% [68%, 88%]")
+    drawn = {plot.title: plot.svg for plot in figures.plots([run], lambda _: OTHER)}
+    assert "on topic, too" in drawn["Answers as the user wants them"]
+    result = CliRunner().invoke(app, ["report", str(run_dir)])
+    assert result.exit_code == 0, result.exception
+    markdown = (run_dir / "report" / "report.md").read_text()
+    assert "| satisfied and on topic, n = 64 | 5% \\[2%, 13%\\] | 80% \\[68%, 88%\\] |" in markdown
+
+
+def test_a_damaged_report_of_the_demo_is_as_good_as_none(run_dir: Path) -> None:
+    (run_dir / "report.json").write_text("[1, 2")
+    run = read_run(run_dir, 100)
+    assert (run.pipeline, run.preference) == (None, None)
 
 
 def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:

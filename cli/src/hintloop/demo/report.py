@@ -85,8 +85,13 @@ def report(findings: Findings) -> dict[str, Any]:
     }
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write the report in one piece."""
+def rounds(answers: Sequence[Sequence[Answer]]) -> list[dict[str, Any]]:
+    """Shares of the training answers, by round: what the model said before each step."""
+    return [_rates(measure(of_round)) for of_round in answers]
+
+
+def write(path: Path, content: Any) -> None:
+    """Write the report, or another of the demo's files, in one piece."""
     aside = path.with_suffix(".tmp")
     aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     aside.replace(path)

@@ -33,6 +33,8 @@ from hintloop.trainer_files import read_answers
 EVAL_CONCURRENCY = 32
 TOKENS_PAGE = "tokens.html"
 REPORT = "report.json"
+#: How the training answers were liked, round by round; `hintloop report` draws it.
+ROUNDS = "rounds.json"
 
 
 def run_demo(options: DemoOptions) -> None:
@@ -74,6 +76,7 @@ def show(console: Console, findings: report.Findings, content: dict[str, Any], f
         console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
     for what, name in (("the report", REPORT), ("which tokens the hints pushed (open in a browser)", TOKENS_PAGE)):
         console.print(f"{what}: {folder / name}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"all figures: hintloop report {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _held_out(options: DemoOptions) -> list[Question]:
@@ -123,6 +126,7 @@ class Demo:
             raise DemoError(f"{error}\n{await self._what_was_seen()}") from error
         after = await self._evaluate("after", held_out)
         await self.user.close()
+        report.write(self.stack.state.path / ROUNDS, report.rounds(self.rounds.answers))
         snapshot = await self._settled()
         steps = trainer_log.read_steps(self.stack.config)
         kept = read_answers(self.stack.config.training.checkpoint_dir.parent)

@@ -13,8 +13,8 @@ from hintloop.errors import StateDirError
 #: Marks a directory as a stack's state, so that nothing else is mistaken for one. Its text is the owner.
 MARKER = ".hintloop-state"
 
-#: The command whose state it is: the demo empties its directory, `up` keeps what it learned.
-Owner = Literal["up", "demo"]
+#: The command whose state it is: the demo empties its directory, `up` and `replay` keep what is in theirs.
+Owner = Literal["up", "demo", "replay"]
 
 
 def in_use(path: Path) -> bool:

@@ -11,12 +11,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hintloop.report.runs import Run
-from hintloop.report.summary import FAR
+from hintloop.report.summary import FAR, Groups, class_groups, position_groups
 
-SIZE_INCHES = (6.4, 2.6)
+SIZE_INCHES = (6.4, 3.0)
 #: Steps over which a line is smoothed; the values themselves stay visible behind it.
 SMOOTHED = 5
 COLOURS = ("#2b6cb0", "#c05621")
@@ -31,59 +31,93 @@ class Plot:
     svg: str
 
 
-#: Plots over steps: heading, label of the axis, figures.
-LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("Loss", "loss", ("loss", "loss_policy", "loss_kl", "loss_entropy")),
-    ("Score by the judge", "mean score", ("score_mean",)),
-    ("Teacher − student", "nats a token", ("teacher_minus_student_mean",)),
-    ("Advantage, 5th to 95th percentile", "nats", ("advantage_p5", "advantage_p50", "advantage_p95")),
-    ("Answer length", "tokens", ("response_length",)),
-    ("Entropy", "nats", ("entropy",)),
-    ("Trainer − engine", "mean |difference|, nats", ("engine_difference_abs_mean",)),
+#: Plots over steps: heading, label of the axis, figures and what they are called.
+LINES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (
+        "Loss and its parts",
+        "loss",
+        {"loss": "loss", "loss_policy": "policy", "loss_kl": "KL", "loss_entropy": "entropy"},
+    ),
+    ("Score by the judge", "mean score", {"score_mean": "score"}),
+    ("Teacher − student", "nats a token", {"teacher_minus_student_mean": "mean"}),
+    (
+        "Advantage over the steps",
+        "nats",
+        {"advantage_p95": "95th percentile", "advantage_p50": "median", "advantage_p5": "5th percentile"},
+    ),
+    (
+        "Share of tokens beyond 10 nats",
+        "share of tokens",
+        {"teacher_minus_student_share_above_10": "|teacher − student|", "advantage_share_above_10": "|advantage|"},
+    ),
+    ("What score and teacher give", "nats", {"advantage_rl_mean": "score", "advantage_opd_mean": "teacher"}),
+    ("Trainer − engine", "mean |difference|, nats", {"engine_difference_abs_mean": "mean"}),
+    ("KL against the first weights", "nats", {"kl": "KL"}),
+    ("Answer length", "tokens", {"response_length": "length"}),
+    ("Entropy", "nats", {"entropy": "entropy"}),
 )
+#: Plots in which a level below 0 makes no sense.
+FROM_ZERO = ("Share of tokens beyond 10 nats", "Trainer − engine", "Answer length", "Entropy")
 STYLES = ("-", "--", ":", "-.")
 
 
-def plots(runs: Sequence[Run]) -> list[Plot]:
+def plots(runs: Sequence[Run], classify: Callable[[int], str]) -> list[Plot]:
     """Everything that the runs have figures for."""
     found = []
+    if any(run.preference is not None for run in runs):
+        found.append(plot("Answers as the user wants them", partial(_preference, runs=runs)))
     for title, label, names in LINES:
         if any(len(run.figure(name)[0]) for run in runs for name in names):
-            found.append(_plot(title, partial(_lines, runs=runs, names=names, label=label)))
+            found.append(plot(title, partial(_lines, runs=runs, names=names, label=label, zero=title in FROM_ZERO)))
     if any(len(run.tokens.advantages) for run in runs):
-        found.append(_plot("Advantages by token", partial(_histogram, runs=runs)))
+        of = " and ".join(dict.fromkeys(run.first_steps for run in runs))
+        found.append(plot(f"Advantages by token, {of}", partial(_histogram, runs=runs)))
+        classes = [(run, class_groups(run, classify)) for run in runs]
+        found.append(plot("Advantages by kind of token", partial(_groups, groups=classes)))
+        places = [(run, position_groups(run)) for run in runs]
+        found.append(plot("Advantages by place in the answer", partial(_groups, groups=places)))
+    if any(run.hints for run in runs):
+        found.append(plot("Length of the hints", partial(_hint_lengths, runs=runs)))
     return found
 
 
-def _plot(title: str, draw: Callable[[Axes], None]) -> Plot:
-    # No display, no global state: a figure of its own. The same run gives the same file.
+def plot(title: str, draw: Callable[[Axes], None]) -> Plot:
+    """One plot. No display, no global state: a figure of its own. The same figures give the same file."""
     with mpl.rc_context({"svg.hashsalt": "hintloop", "svg.fonttype": "none", "font.size": 9, "text.parse_math": False}):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
         axes = figure.subplots()
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.set_axisbelow(True)
         draw(axes)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
         written = io.StringIO()
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = written.getvalue()
     return Plot(title, text[text.index("<svg") :])
 
 
-def _lines(axes: Axes, runs: Sequence[Run], names: Sequence[str], label: str) -> None:
-    several = sum(bool(len(runs[0].figure(name)[0])) for name in names) > 1
+def legend(axes: Axes, wanted: bool) -> None:
+    """Say what is what, above the plot: no place inside it is free in every plot."""
+    if wanted:
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2)
+
+
+def _lines(axes: Axes, runs: Sequence[Run], names: dict[str, str], label: str, zero: bool) -> None:
+    several = sum(any(len(run.figure(name)[0]) for run in runs) for name in names) > 1
     for run, colour in zip(runs, COLOURS, strict=False):
-        for name, style in zip(names, STYLES, strict=False):
+        for (name, called), style in zip(names.items(), STYLES, strict=False):
             steps, values = run.figure(name)
             if not len(steps):
                 continue
-            words = [word for word, wanted in ((run.name, len(runs) > 1), (name, several)) if wanted]
+            words = [word for word, wanted in ((run.name, len(runs) > 1), (called, several)) if wanted]
             axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8, linestyle=style)
             axes.plot(steps, _smooth(values), color=colour, linestyle=style, label=" ".join(words) or None)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
-    if len(runs) > 1 or several:
-        axes.legend(frameon=False, fontsize=8)
+    if zero:
+        axes.set_ylim(bottom=0)
+    legend(axes, len(runs) > 1 or several)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -93,6 +127,35 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     begins = np.maximum(0, ends - SMOOTHED)
     smoothed: np.ndarray = (sums[ends] - sums[begins]) / (ends - begins)
     return smoothed
+
+
+def _preference(axes: Axes, runs: Sequence[Run]) -> None:
+    """Training answers before each step, and held-out ones with their intervals at both ends."""
+    for run, colour in zip(runs, COLOURS, strict=False):
+        found = run.preference
+        if found is None:
+            continue
+        last = run.steps[-1]["step"]
+        for name, style, marker in (("joint", "-", "o"), ("satisfied", ":", "s")):
+            words = [*([run.name] if len(runs) > 1 else []), "on topic, too" if name == "joint" else "satisfied"]
+            label = " ".join(words)
+            if found.rounds:
+                shares = [one[name] for one in found.rounds]
+                axes.plot(range(len(shares)), shares, style, color=colour, alpha=0.45, linewidth=1)
+            ends = [found.before, found.after]
+            values = np.asarray([end[name] for end in ends])
+            low, high = np.asarray([end[f"{name}_ci"] for end in ends]).T
+            around = np.clip([values - low, high - values], 0, None)
+            filled = colour if name == "joint" else "none"
+            axes.errorbar(
+                [0, last], values, around, fmt=marker, color=colour, markerfacecolor=filled, capsize=3, label=label
+            )
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("step (lines: training answers; points: held-out ones)")
+    axes.set_ylabel("share of answers")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(axes, True)
 
 
 def _histogram(axes: Axes, runs: Sequence[Run]) -> None:
@@ -105,5 +168,35 @@ def _histogram(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel(f"advantage, nats (what lies further out counts at ±{FAR:g})")
     axes.set_ylabel("share of tokens")
-    if len(runs) > 1:
-        axes.legend(frameon=False, fontsize=8)
+    legend(axes, len(runs) > 1)
+
+
+def _groups(axes: Axes, groups: Sequence[tuple[Run, Groups]]) -> None:
+    """Mean advantage of each group of tokens; the bars' lines reach from the 25th to the 75th percentile."""
+    used = [place for place in range(len(groups[0][1])) if any(found[place][1].any() for _, found in groups)]
+    width = 0.8 / len(groups)
+    for index, ((run, found), colour) in enumerate(zip(groups, COLOURS, strict=False)):
+        for row, place in enumerate(used):
+            values = run.tokens.advantages[found[place][1]]
+            if len(values):
+                at = row + (index - (len(groups) - 1) / 2) * width
+                axes.barh(at, values.mean(), width * 0.9, color=colour, label=run.name if row == 0 else None)
+                axes.hlines(at, *np.percentile(values, (25, 75)), color="#1a202c", linewidth=1.2, alpha=0.8)
+    axes.axvline(0, color="#1a202c", linewidth=0.8)
+    axes.set_yticks(range(len(used)), [groups[0][1][place][0] for place in used])
+    axes.invert_yaxis()
+    axes.set_xlabel("mean advantage, nats (line: middle half of the tokens)")
+    legend(axes, len(groups) > 1)
+
+
+def _hint_lengths(axes: Axes, runs: Sequence[Run]) -> None:
+    lengths = [np.asarray([len(hint) for hint in run.hints.elements()]) for run in runs]
+    longest = max(int(found.max()) for found in lengths if len(found))
+    bins = np.linspace(0, longest + 1, 33)
+    for run, found, colour in zip(runs, lengths, COLOURS, strict=False):
+        if len(found):
+            axes.hist(found, bins.tolist(), color=colour, alpha=0.55, label=run.name)
+    axes.set_xlabel("characters")
+    axes.set_ylabel("hints")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(axes, len(runs) > 1)

@@ -1,4 +1,4 @@
-"""The report as a page and as Markdown. Both are whole in themselves: nothing is loaded from anywhere."""
+"""Reports as a page and as Markdown. Both are whole in themselves: nothing is loaded from anywhere."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from hintloop.report.figures import plots
+from hintloop.report.figures import Plot, plots
 from hintloop.report.runs import Run
-from hintloop.report.summary import Table, comparison, tables
+from hintloop.report.summary import comparison, tables
+from hintloop.report.tables import Table
 from hintloop.terminal import harmless
 
 #: Users ask why a loss that learns does not fall.
@@ -30,7 +31,7 @@ class Section:
     """One run's tables."""
 
     name: str
-    tables: list[Table]
+    tables: Sequence[Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,28 @@ class Report:
 
 def make(runs: Sequence[Run], classify: Callable[[int], str]) -> Report:
     """The report of one run, or of two against one another."""
-    shown = {
-        "title": " against ".join(run.name for run in runs),
-        "lead": "; ".join(_lead(run) for run in runs),
+    compared = [comparison(*runs)] if len(runs) == 2 else []
+    return make_page(
+        " against ".join(run.name for run in runs),
+        "; ".join(_lead(run) for run in runs),
+        compared,
+        plots(runs, classify),
+        [Section(run.name, tables(run, classify)) for run in runs],
+    )
+
+
+def make_page(
+    title: str, lead: str, compared: Sequence[Table], drawn: Sequence[Plot], sections: Sequence[Section]
+) -> Report:
+    """A report of any content: what is compared first, then the plots, then each section's tables."""
+    shown: dict[str, Any] = {
+        "title": title,
+        "lead": lead,
         "note": NOTE,
-        "runs": [Section(run.name, tables(run, classify)) for run in runs],
-        "compared": comparison(*runs) if len(runs) == 2 else None,
+        "compared": compared,
+        "sections": sections,
     }
-    return Report(_render("report.html.j2", plots=plots(runs), **shown), _render("report.md.j2", **shown))
+    return Report(_render("report.html.j2", plots=drawn, **shown), _render("report.md.j2", **shown))
 
 
 def _lead(run: Run) -> str:

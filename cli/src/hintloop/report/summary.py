@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hintloop.report.runs import Run
+from hintloop.report.tables import Table
 from hintloop.report.token_classes import CLASSES, classes_of
 
 #: An advantage beyond this is a token that one of the two thinks all but impossible, nats.
@@ -22,17 +22,8 @@ NUM_HINTS = 10
 #: Steps whose mean stands for the beginning and for the end of a run.
 ENDS_STEPS = 5
 
-Row = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table with a heading and a row of names."""
-
-    title: str
-    names: Row
-    rows: Sequence[Row]
-
+#: Tokens of a run in groups: a name, and ``[N]`` whether each belongs to it.
+Groups = list[tuple[str, NDArray[np.bool_]]]
 
 #: Figures of a step that are compared between the beginning and the end, and what they say.
 FIGURES = {
@@ -40,11 +31,17 @@ FIGURES = {
     "loss_policy": "loss, policy part",
     "loss_kl": "loss, KL part",
     "loss_entropy": "loss, entropy part",
+    "kl": "KL against the first weights, nats",
     "score_mean": "score by the judge",
     "teacher_minus_student_mean": "teacher − student, nats a token",
+    "teacher_minus_student_share_above_10": "|teacher − student| above 10, share of tokens",
     "advantage_mean": "advantage, mean",
     "advantage_std": "advantage, deviation",
+    "advantage_rl_mean": "advantage, what the score gives",
+    "advantage_opd_mean": "advantage, what the teacher gives",
     "engine_difference_abs_mean": "trainer − engine, mean |difference|, nats",
+    "engine_difference_max": "trainer − engine, largest |difference|, nats",
+    "tis_share": "share of tokens with importance weights",
     "entropy": "entropy, nats",
     "response_length": "answer length, tokens",
     "clip_fraction": "share of tokens clipped by PPO",
@@ -68,9 +65,9 @@ def progress(run: Run) -> Table:
 
 def distribution(run: Run) -> Table:
     """Advantages over all kept tokens."""
-    values = run.tokens.advantages
+    values, title = run.tokens.advantages, f"Advantages by token, {run.first_steps}"
     if not len(values):
-        return Table("Advantages by token", ("", "nats"), [])
+        return Table(title, ("", "nats"), [])
     rows = [
         ("tokens", f"{len(values):,}"),
         ("mean ± deviation", f"{values.mean():+.4f} ± {values.std():.4f}"),
@@ -78,7 +75,7 @@ def distribution(run: Run) -> Table:
         ("above 0 / below 0", f"{(values > 0).mean():.1%} / {(values < 0).mean():.1%}"),
         (f"|teacher − student| above {FAR:g}", f"{(np.abs(run.tokens.gaps) > FAR).mean():.2%}"),
     ]
-    return Table("Advantages by token", ("", "nats"), rows)
+    return Table(title, ("", "nats"), rows)
 
 
 def _percentiles(values: NDArray[np.float64]) -> list[tuple[int, float]]:
@@ -87,13 +84,22 @@ def _percentiles(values: NDArray[np.float64]) -> list[tuple[int, float]]:
 
 def by_class(run: Run, classify: Callable[[int], str]) -> Table:
     """Advantages by what kind of text a token is."""
-    classes = np.asarray(classes_of(run.tokens.ids.tolist(), classify))
-    groups = [(name, classes == name) for name in CLASSES]
-    return _grouped("Advantages by kind of token", "kind", run, groups)
+    return _grouped("Advantages by kind of token", "kind", run, class_groups(run, classify))
 
 
 def by_position(run: Run) -> Table:
     """Advantages by place in the answer."""
+    return _grouped("Advantages by place in the answer", "place", run, position_groups(run))
+
+
+def class_groups(run: Run, classify: Callable[[int], str]) -> Groups:
+    """Which tokens are of which kind of text."""
+    classes = np.asarray(classes_of(run.tokens.ids.tolist(), classify))
+    return [(name, classes == name) for name in CLASSES]
+
+
+def position_groups(run: Run) -> Groups:
+    """Which tokens stand at which place."""
     bounds = [*POSITIONS, np.iinfo(np.int64).max]
     groups = []
     for first, after in itertools.pairwise(bounds):
@@ -101,10 +107,10 @@ def by_position(run: Run) -> Table:
             f"{first}" if after == first + 1 else f"{first} to {after - 1}" if after < bounds[-1] else f"from {first}"
         )
         groups.append((name, (run.tokens.positions >= first) & (run.tokens.positions < after)))
-    return _grouped("Advantages by place in the answer", "place", run, groups)
+    return groups
 
 
-def _grouped(title: str, first: str, run: Run, groups: list[tuple[str, NDArray[np.bool_]]]) -> Table:
+def _grouped(title: str, first: str, run: Run, groups: Groups) -> Table:
     rows = []
     for name, inside in groups:
         values = run.tokens.advantages[inside]
@@ -119,17 +125,60 @@ def hints(run: Run) -> Table:
     """The hints that were most often given."""
     total = sum(run.hints.values())
     rows = [(hint, str(count), f"{count / total:.0%}") for hint, count in run.hints.most_common(NUM_HINTS)]
-    title = f"Hints: {total} given, {len(run.hints)} different"
-    if run.hints:
-        lengths = [len(hint) for hint in run.hints.elements()]
-        title += f", {np.mean(lengths):.0f} characters on average (longest {max(lengths)})"
-    return Table(title, ("hint", "times", "share"), rows)
+    return Table(f"Hints that were most often given, {run.first_steps}", ("hint", "times", "share"), rows)
+
+
+def hint_statistics(run: Run) -> Table:
+    """How many hints there were, how long, how alike."""
+    total, rows = sum(run.hints.values()), []
+    if total:
+        lengths = np.asarray([len(hint) for hint in run.hints.elements()])
+        short, middle, long = np.percentile(lengths, (5, 50, 95))
+        commonest = run.hints.most_common(1)[0][1]
+        rows = [
+            ("kept answers with a hint", f"{total} of {run.num_answers} ({total / run.num_answers:.0%})"),
+            ("different hints", f"{len(run.hints)} ({len(run.hints) / total:.0%} of those given)"),
+            ("share of the commonest", f"{commonest / total:.0%}"),
+            ("characters, mean", f"{lengths.mean():.0f}"),
+            (
+                "characters, 5th / 50th / 95th percentile, longest",
+                f"{short:.0f} / {middle:.0f} / {long:.0f}, {lengths.max()}",
+            ),
+        ]
+    return Table(f"Hints, {run.first_steps}", ("", ""), rows)
 
 
 def drops(run: Run) -> Table:
-    """Samples that did not become a gradient."""
-    rows = [(reason, str(count)) for reason, count in sorted(run.drops.items(), key=lambda item: -item[1])]
-    return Table("Samples that the trainer dropped", ("reason", "samples"), rows)
+    """Turns that did not become a gradient."""
+    found = run.pipeline.drops if run.pipeline is not None else {}
+    if found:
+        captured = run.pipeline.captured if run.pipeline is not None else 0
+        rows = [
+            (reason, str(count), f"{count / captured:.1%}" if captured else "")
+            for reason, count in sorted(found.items(), key=lambda item: -item[1])
+        ]
+        return Table("Turns that were dropped", ("reason", "turns", "of those captured"), rows)
+    rows = [(reason, str(count), "") for reason, count in sorted(run.drops.items(), key=lambda item: -item[1])]
+    return Table("Samples that the trainer dropped", ("reason", "samples", ""), rows)
+
+
+def funnel(run: Run) -> Table:
+    """What became of all turns."""
+    steps = run.pipeline.steps if run.pipeline is not None else {}
+    return Table("Funnel", ("step", "turns"), [(name, f"{count:,}") for name, count in steps.items() if count])
+
+
+def preference(run: Run) -> Table:
+    """How often answers were as the user wants them, before and after."""
+    found, rows = run.preference, []
+    if found is not None:
+        for name, label in (("satisfied", "satisfied"), ("joint", "satisfied and on topic")):
+            ends = [
+                f"{end[name]:.0%} [{end[f'{name}_ci'][0]:.0%}, {end[f'{name}_ci'][1]:.0%}]"
+                for end in (found.before, found.after)
+            ]
+            rows.append((f"{label}, n = {found.after['n']}", *ends))
+    return Table("Held-out answers as the user wants them, with 95 % intervals", ("", "before", "after"), rows)
 
 
 def settings(run: Run) -> Table:
@@ -143,14 +192,20 @@ def settings(run: Run) -> Table:
 def tables(run: Run, classify: Callable[[int], str]) -> list[Table]:
     """All tables that have a row."""
     found = [
-        progress(run),
-        distribution(run),
-        by_class(run, classify),
-        by_position(run),
+        preference(run),
+        *trained_tables(run, classify),
+        hint_statistics(run),
         hints(run),
+        funnel(run),
         drops(run),
         settings(run),
     ]
+    return [table for table in found if table.rows]
+
+
+def trained_tables(run: Run, classify: Callable[[int], str]) -> list[Table]:
+    """What the trainer's own files tell, as far as it has a row."""
+    found = [progress(run), distribution(run), by_class(run, classify), by_position(run)]
     return [table for table in found if table.rows]
 
 
