@@ -16,6 +16,7 @@ class Command(StrEnum):
 
     ROLLBACK = "rollback"  # go back to an earlier version and pause
     RESUME = "resume"  # train again
+    DRILL = "drill"  # publish the weights as they are, and go back to the version before, which are the same
 
 
 class ControlState(StrEnum):

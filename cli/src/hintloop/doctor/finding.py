@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from hintloop_contract.diagnosis.causes import EXPLANATIONS, Cause
+from hintloop_contract.diagnosis.figures import Recognised
 
 
 class Outcome(StrEnum):
@@ -67,3 +69,12 @@ def skipped(check: str, seen: str) -> Finding:
 def not_yet(check: str, seen: str) -> Finding:
     """Too little has happened to tell."""
     return Finding(check, Outcome.NOT_YET, seen)
+
+
+def of(check: str, recognised: Iterable[Recognised | None]) -> list[Finding]:
+    """What the figures show, as findings; none where they show nothing."""
+    return [
+        Finding(check, Outcome.FAIL if found.grave else Outcome.WARN, found.seen, found.cause)
+        for found in recognised
+        if found is not None
+    ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from hintloop_contract.config import LoadedConfig
 from hintloop_contract.config.schema import Config
+from hintloop_contract.diagnosis.figures import Expected, Seen
+from hintloop_contract.diagnosis.looking import Recent
+from hintloop_contract.errors import HintloopError
 from hintloop_contract.opening import open_broker
 from hintloop_contract.redis_broker import RedisBroker
 
@@ -40,26 +43,33 @@ class Look:
     loaded: LoadedConfig
     session: aiohttp.ClientSession
     broker: RedisBroker
+    expected: Expected | None = None
+    """What the configuration lets expect; ``None`` where its method cannot be read."""
+    alone: bool = False
+    """Only the configuration is looked at; nothing is contacted."""
     snapshot: Snapshot | None = None
     """What Redis says of the deployment; ``None`` until it was asked, and when it is away."""
+    seen: Seen | None = None
+    recent: Recent | None = None
+    """The same with figures, hints and drops of late, for the recognisers."""
     judge: JudgeDeps | None = None
     teacher: TeacherDeps | None = None
     """Judge and teacher as their services build them; ``None`` where the configuration does not let them be built."""
     teaches: bool = False
     """Whether the PRM engine passed the teacher's probe."""
-    hints: list[str] = field(default_factory=list)
-    """What the judge said to the built-in exchanges."""
+    spaces: dict[str, str] = field(default_factory=dict)
+    """Address of each policy engine to the space of its log-probabilities, as the proxy found it."""
 
     @property
     def config(self) -> Config:
         """The resolved configuration."""
         return self.loaded.config
 
-    async def get(self, url: str, key: str = "") -> Answer:
-        """``GET url``; never raises."""
+    async def get(self, url: str, key: str = "", *, method: str = "GET") -> Answer:
+        """``GET url``, or another ``method`` without a body; never raises."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            async with self.session.get(url, headers=headers) as response:
+            async with self.session.request(method, url, headers=headers) as response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return Answer(problem=f"{url}: {type(error).__name__}: {error}".rstrip(": "))
@@ -75,15 +85,17 @@ def address(host: str, port: int) -> str:
 
 
 @asynccontextmanager
-async def looking(loaded: LoadedConfig) -> AsyncIterator[Look]:
-    """A look at the deployment of ``loaded``; contacts nothing by itself."""
+async def looking(loaded: LoadedConfig, *, alone: bool = False) -> AsyncIterator[Look]:
+    """A look at the deployment of ``loaded``; contacts nothing by itself. ``alone``: nor does any check."""
     config = loaded.config
     async with AsyncExitStack() as closing:
         timeout = aiohttp.ClientTimeout(total=SERVICE_TIMEOUT_S)
         session = await closing.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         broker = open_broker(config)
         closing.push_async_callback(broker.close)
-        look = Look(loaded, session, broker)
+        look = Look(loaded, session, broker, alone=alone)
+        with suppress(HintloopError):
+            look.expected = Expected.of(config, loaded.directory)
         closing.push_async_callback(_close_parts, look)
         yield look
 

@@ -6,14 +6,13 @@ import asyncio
 import difflib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 import typer
 from hintloop_contract.config import LoadedConfig, load_config
-from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import ConfigError
 from hintloop_contract.logs import MASK
 from pydantic import BaseModel, SecretStr
@@ -21,6 +20,7 @@ from rich.console import Console
 
 from hintloop.deployment import decided_file
 from hintloop.doctor import show, stations
+from hintloop.doctor.checks.refused import cause_of
 from hintloop.doctor.finding import Outcome, fail
 from hintloop.doctor.look import looking
 from hintloop.doctor.stations import Visit
@@ -30,45 +30,66 @@ from hintloop.errors import CommandError
 CODES = {Outcome.OK: 0, Outcome.FAIL: 1, Outcome.WARN: 3}
 
 
-def run_doctor(
-    state_dir: Path, files: Sequence[Path], settings: Sequence[Path], only: Sequence[str], *, as_json: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How the walk is asked for. ``only``: stations, all for none; ``alone``: contact nothing; ``active``: publish and
+    go back at the end; ``plain``: one text to paste, whatever the terminal."""
+
+    only: Sequence[str] = ()
+    as_json: bool = False
+    alone: bool = False
+    active: bool = False
+    plain: bool = False
+
+    @property
+    def chosen(self) -> list[stations.Station]:
+        """The stations to visit."""
+        return [*stations.chosen(self.only), *([stations.ACTIVE] if self.active else [])]
+
+
+def run_doctor(state_dir: Path, files: Sequence[Path], settings: Sequence[Path], wanted: Wanted) -> None:
     """Walk the chain and report. Exits 0 when all is well, 3 with warnings alone, 1 with a failure.
 
     Raises:
-        CommandError: ``only`` names no station.
+        CommandError: ``wanted`` names no station, or wants what does not go together.
     """
-    for name in only:
+    for name in wanted.only:
         if name not in stations.NAMES:
             near = difflib.get_close_matches(name, stations.NAMES, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise CommandError(f"--only {name!r} is no station{hint}; there are {', '.join(stations.NAMES)}")
+    if wanted.alone and wanted.active:
+        raise CommandError("--config-only contacts nothing, and --active publishes; give one of them")
     _quiet()
     decided = decided_file(state_dir)
     try:
         loaded = load_config([*files, *([decided] if decided else [])], settings=settings)
     except ConfigError as error:
-        visits = [Visit("configuration", [fail("configuration", str(error), Cause.CONFIGURATION_INVALID)], 0.0)]
-        _print(visits, as_json=as_json)
+        visits = [Visit("configuration", [fail("configuration", str(error), cause_of(str(error)))], 0.0)]
+        _print(visits, wanted)
         raise typer.Exit(CODES[Outcome.FAIL]) from None
-    visits = asyncio.run(_walk(loaded, only, as_json=as_json))
+    visits = asyncio.run(_walk(loaded, wanted))
     raise typer.Exit(CODES[stations.worst(visits)])
 
 
-async def _walk(loaded: LoadedConfig, only: Sequence[str], *, as_json: bool) -> list[Visit]:
+async def _walk(loaded: LoadedConfig, wanted: Wanted) -> list[Visit]:
     hidden = secrets(loaded.config)
     console = Console()
+    at_once = not (wanted.as_json or wanted.plain)
 
     def tell(visit: Visit) -> None:
-        if not as_json:
+        if at_once:
             show.tell(console, masked(visit, hidden))
 
-    async with looking(loaded) as look:
-        visits = await stations.visit(look, stations.chosen(only), tell)
-    if as_json:
-        _print([masked(visit, hidden) for visit in visits], as_json=True)
-    else:
+    async with looking(loaded, alone=wanted.alone) as look:
+        chosen = wanted.chosen
+        if wanted.active and "redis" not in [station.name for station in chosen]:
+            chosen = [*stations.chosen(["publishing"]), *chosen]
+        visits = await stations.visit(look, chosen, tell)
+    if at_once:
         show.conclude(console, visits)
+    else:
+        _print([masked(visit, hidden) for visit in visits], wanted, show.header(loaded.config))
     return visits
 
 
@@ -89,14 +110,16 @@ def masked(visit: Visit, hidden: Sequence[str]) -> Visit:
     return replace(visit, findings=findings)
 
 
-def _print(visits: Sequence[Visit], *, as_json: bool) -> None:
-    if as_json:
+def _print(visits: Sequence[Visit], wanted: Wanted, header: Sequence[str] = ()) -> None:
+    if wanted.as_json:
         typer.echo(show.as_json(visits))
-        return
-    console = Console()
-    for visit in visits:
-        show.tell(console, visit)
-    show.conclude(console, visits)
+    elif wanted.plain:
+        typer.echo(show.plain(visits, header))
+    else:
+        console = Console()
+        for visit in visits:
+            show.tell(console, visit)
+        show.conclude(console, visits)
 
 
 def secrets(section: BaseModel) -> list[str]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from hintloop_contract.config.schema import Config
 from hintloop_contract.diagnosis.causes import EXPLANATIONS
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -83,12 +87,33 @@ def _shown(value: object) -> str:
 
 def conclude(console: Console, visits: Sequence[Visit]) -> None:
     """Print what to mend first."""
+    style = "green" if first_cause(visits) is None else "bold"
+    console.print(Text(_conclusion(visits), style=style), soft_wrap=not console.is_terminal, highlight=False)
+
+
+def header(config: Config) -> list[str]:
+    """What whoever helps asks first: versions, and what the deployment is made of. No address, no path, no secret."""
+    versions = [f"hintloop {version('hintloop')}", f"Python {platform.python_version()}", platform.platform()]
+    student = Path(config.model.student_model_path).name or "none"
+    parts = {
+        "student": f"{student} ({config.model.dtype}, {config.model.max_seq_len} tokens)",
+        "method": Path(config.custom_loss or config.advantage.estimator).name,
+        "policy engine": f"{config.rollout.engine} x {len(config.engine_urls)}",
+        "prm engine": f"{config.prm.engine}, judge {config.prm.judge_backend}",
+    }
+    return [", ".join(versions), *(f"{name}: {value}" for name, value in parts.items())]
+
+
+def plain(visits: Sequence[Visit], header: Sequence[str]) -> str:
+    """One text to paste: no colours, no columns, fenced so that it stays as it is."""
+    lines = ["hintloop doctor", *header, ""]
+    lines += [line for visit in visits for line in plain_lines(visit)]
+    return "\n".join(["```", *map(harmless, lines), "", harmless(_conclusion(visits)), "```"])
+
+
+def _conclusion(visits: Sequence[Visit]) -> str:
     cause = first_cause(visits)
-    if cause is None:
-        console.print("Nothing wrong was found.", style="green")
-    else:
-        line = Text(f"Mend first: {cause}. {EXPLANATIONS[cause].fix}", style="bold")
-        console.print(line, soft_wrap=not console.is_terminal, highlight=False)
+    return "Nothing wrong was found." if cause is None else f"Mend first: {cause}. {EXPLANATIONS[cause].fix}"
 
 
 def as_json(visits: Sequence[Visit]) -> str:

@@ -10,8 +10,20 @@ from dataclasses import dataclass
 from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import HintloopError
 
-from hintloop.doctor.checks import configuration, judging, learning, policy, prm, redis, teaching, traffic, training
-from hintloop.doctor.finding import Finding, Outcome, fail
+from hintloop.doctor.checks import (
+    active,
+    configuration,
+    judging,
+    learning,
+    loss,
+    policy,
+    prm,
+    redis,
+    teaching,
+    traffic,
+    training,
+)
+from hintloop.doctor.finding import Finding, Outcome, fail, skipped
 from hintloop.doctor.look import Look
 
 Check = Callable[[Look], Awaitable[list[Finding]]]
@@ -35,18 +47,24 @@ STATIONS = (
     Station("services", prm.check_service, Cause.PRM_SERVICE_AWAY),
     Station("judge", judging.check, Cause.JUDGE_ENGINE_AWAY, 120.0),
     Station("teacher", teaching.check, Cause.PRM_ENGINE_AWAY, 60.0),
-    Station("loss", training.check_setup, Cause.CUSTOM_LOSS_UNUSABLE, 120.0),
+    Station("loss", loss.check, Cause.CUSTOM_LOSS_UNUSABLE, 120.0),
     Station("trainer", training.check_running, Cause.TRAINER_AWAY),
     Station("publishing", training.check_published, Cause.ENGINE_BEHIND),
     Station("learning", learning.check, Cause.ADVANTAGES_ALL_ZERO),
     Station("traffic", traffic.check, Cause.TURNS_DROPPED),
 )
+#: Visited last, and only when it is asked for: it changes something.
+ACTIVE = Station("active", active.check, Cause.WEIGHTS_NEVER_PUBLISHED, 300.0)
 NAMES = tuple(station.name for station in STATIONS)
+#: What needs nothing but the configuration.
+ALONE = ("configuration", "loss")
 #: What `--only` of one station needs of those before it.
 NEEDS = {
-    "teacher": ("prm",),
+    "services": ("prm",),
+    "teacher": ("redis", "prm"),
+    "loss": ("redis",),
     "trainer": ("redis",),
-    "publishing": ("redis",),
+    "publishing": ("redis", "policy"),
     "learning": ("redis",),
     "traffic": ("redis",),
 }
@@ -74,7 +92,7 @@ async def visit(look: Look, stations: Sequence[Station], tell: Callable[[Visit],
         started = time.perf_counter()
         try:
             async with asyncio.timeout(station.limit_s):
-                findings = await station.check(look)
+                findings = await _findings(look, station)
         except TimeoutError:
             findings = [fail(station.name, f"no result within {station.limit_s:g} s", station.cause)]
         except (AttributeError, HintloopError, LookupError, OSError, TypeError, ValueError) as error:
@@ -84,6 +102,12 @@ async def visit(look: Look, stations: Sequence[Station], tell: Callable[[Visit],
         visits.append(Visit(station.name, findings, time.perf_counter() - started))
         tell(visits[-1])
     return visits
+
+
+async def _findings(look: Look, station: Station) -> list[Finding]:
+    if look is not None and look.alone and station.name not in ALONE:
+        return [skipped(station.name, "the configuration alone is looked at")]
+    return await station.check(look)
 
 
 def worst(visits: Sequence[Visit]) -> Outcome:

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hintloop_contract.broker import Broker
 from hintloop_contract.diagnosis.figures import Gaps, Seen, number
-from hintloop_contract.history import HistoryEntry, StepFigures, VersionNote
-from hintloop_contract.messages import Drop, JudgedTurn, TurnRecord
+from hintloop_contract.history import HistoryEntry, StepFigures, Told, Trained, VersionNote
+from hintloop_contract.messages import Drop, JudgedTurn, LinkedTurn, Sample, Stage, TurnRecord
 from hintloop_contract.streams import STREAMS
 
 #: What is remembered of the newest steps, turns and drops.
-MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_VERSIONS = 300, 200, 20, 8
+MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_VERSIONS, MOST_RECORDS = 300, 200, 20, 8, 16
 #: How far back the history is read, and how many entries are enough, too many, and read at once.
 WINDOWS_MS = (600_000, 3_600_000, 86_400_000)
 ENOUGH_ENTRIES, MOST_ENTRIES, PORTION = 300, 3000, 100
+#: Funnel steps that an entry of the history counts.
+COUNTED: Mapping[type, tuple[str, ...]] = {
+    LinkedTurn: ("captured", "linked"),
+    JudgedTurn: ("judged",),
+    Sample: ("scored",),
+    Trained: ("batched", "trained"),
+}
 
 
 @dataclass(slots=True)
 class Recent:
     """What the history's newest entries say, read in order."""
 
+    since_ms: int = 0
+    """Hops from here on are counted in ``funnel`` and ``drops``."""
+    funnel: Counter[str] = field(default_factory=Counter)
+    drops: Counter[str] = field(default_factory=Counter)
     steps: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     hints: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_TURNS))
     scores: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TURNS))
     states: dict[str, str] = field(default_factory=dict)
     """Text of the next state by turn id, oldest first."""
+    records: dict[str, tuple[LinkedTurn, TurnRecord]] = field(default_factory=dict)
+    """The newest turns by id, oldest first."""
     versions: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_VERSIONS))
 
     def add(self, entries: Iterable[HistoryEntry]) -> None:
         """Take entries, oldest first."""
         for entry in entries:
             message = entry.message
-            if entry.record is not None:
-                self._turn(entry.turn_id, entry.record)
+            if entry.time_ms >= self.since_ms and message is not None:
+                self._count(message)
+            if isinstance(message, LinkedTurn) and entry.record is not None:
+                self._turn(message, entry.record)
             if isinstance(message, JudgedTurn):
                 self._judged(message)
             elif isinstance(message, StepFigures):
@@ -45,10 +60,22 @@ class Recent:
             elif isinstance(message, VersionNote):
                 self.versions.append((message.step, message.weights_hash))
 
-    def _turn(self, turn_id: str, record: TurnRecord) -> None:
-        self.states[turn_id] = next_state_text(record.next_state)
-        while len(self.states) > MOST_TURNS:
-            del self.states[next(iter(self.states))]
+    def _count(self, message: Told) -> None:
+        if isinstance(message, Drop):
+            self.drops[f"{message.stage}:{message.reason}"] += 1
+            self.funnel["captured"] += message.stage in (Stage.CAPTURE, Stage.LINK)
+            return
+        for step in COUNTED.get(type(message), ()):
+            self.funnel[step] += 1
+        if isinstance(message, JudgedTurn) and message.judgement.hint is not None:
+            self.funnel["hinted"] += 1
+
+    def _turn(self, turn: LinkedTurn, record: TurnRecord) -> None:
+        self.states[turn.turn_id] = next_state_text(record.next_state)
+        self.records[turn.turn_id] = turn, record
+        for kept, most in ((self.states, MOST_TURNS), (self.records, MOST_RECORDS)):
+            while len(kept) > most:
+                del kept[next(iter(kept))]
 
     def _judged(self, judged: JudgedTurn) -> None:
         judgement = judged.judgement
@@ -86,7 +113,7 @@ async def recent_of(broker: Broker) -> Recent:
     """
     now_ms, recent = await broker.time_ms(), Recent()
     for window_ms in WINDOWS_MS:
-        recent, after, count = Recent(), f"{max(0, now_ms - window_ms)}-0", 0
+        recent, after, count = Recent(now_ms - WINDOWS_MS[0]), f"{max(0, now_ms - window_ms)}-0", 0
         while count < MOST_ENTRIES and (entries := await broker.history(after, PORTION)):
             recent.add(entries)
             after, count = entries[-1].entry_id, count + len(entries)

@@ -148,6 +148,8 @@ class ControlPart:
             return ControlOutcome(state=ControlState.DONE, detail=f"training goes on; it was {self._progress.paused}")
         if request.command == Command.ROLLBACK and request.version is not None:
             return self._roll_back(request.version)
+        if request.command == Command.DRILL:
+            return self._drill()
         raise RequestRefusedError(f"this trainer knows no command {request.command!r}")
 
     def wait_while_paused(self) -> None:
@@ -253,6 +255,19 @@ class ControlPart:
         self._log.warning("rolled back", to=version, step=target.step, released=released, state=left)
         detail = f"weights of version {version} (step {target.step}) serve as version {released}; {left}"
         return ControlOutcome(state=ControlState.DONE, detail=detail, version=released)
+
+    def _drill(self) -> ControlOutcome:
+        """Publish the weights as they are, then go back to them: both ways are walked, and nothing is changed."""
+        current = self._progress.lineage.current
+        if current is None or self._progress.lineage.step_of(current) != self._progress.step:
+            raise RequestRefusedError("the newest weights are not released; the gate holds them back")
+        self._waiting.status("drill: publishing")
+        self._publishing.publish(self._publishing.probe(), judged=False)
+        published = self._progress.lineage.current
+        assert published is not None
+        outcome = self._roll_back(published)
+        detail = f"version {current} was published anew as {published}, and gone back to as {outcome.version}"
+        return ControlOutcome(state=ControlState.DONE, detail=detail, version=outcome.version)
 
     def _load(self, target: Target) -> str:
         """Put the learner, progress and checkpoints back; what of the state was left, in words."""

@@ -4,61 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import DependencyError, HintloopError
 
+from hintloop.doctor.checks.triples import TRIPLES, Triple
 from hintloop.doctor.finding import Finding, Outcome, fail, ok, skipped, warn
 from hintloop.doctor.look import Look
 
 MOST_SENTENCES = 3
 SENTENCE_END = re.compile(r"[.!?。!?](?:\s|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class Triple:
-    """A request, an answer, what followed; and what a person would say to it."""
-
-    name: str
-    request: str
-    answer: str
-    reaction: dict[str, Any]
-    score: int
-    hinted: bool
-    about: tuple[str, ...] = field(default=())
-    """Words of which a concrete hint has one."""
-
-
-TRIPLES = (
-    Triple(
-        "complaint",
-        "What is a comet?",
-        "A comet is an icy body that orbits the Sun. It has a nucleus, a coma and often two tails. Many come from the "
-        "Oort cloud, far beyond Neptune, and return after thousands of years.",
-        {"role": "user", "content": "Too long. Please answer in one short sentence."},
-        score=-1,
-        hinted=True,
-        about=("short", "sentence", "brief", "concise"),
-    ),
-    Triple(
-        "correction",
-        "Convert 3 miles to kilometres.",
-        "3 miles are 4.2 kilometres.",
-        {"role": "user", "content": "That's wrong: multiply by 1.609 instead of 1.4."},
-        score=-1,
-        hinted=True,
-        about=("1.609", "multiply", "factor", "convert", "kilomet"),
-    ),
-    Triple(
-        "praise",
-        "Name the capital of Norway.",
-        "Oslo.",
-        {"role": "user", "content": "Perfect, thank you. That is exactly what I needed."},
-        score=1,
-        hinted=False,
-    ),
-)
 
 
 @dataclass(slots=True)
@@ -70,6 +25,8 @@ class Opinions:
     hint: str | None
     failed: list[str]
     votes: list[str]
+    rejected: list[str] = field(default_factory=list)
+    """Hints that votes offered and that cannot be used, each with the reason."""
 
 
 async def check(look: Look) -> list[Finding]:
@@ -93,10 +50,13 @@ async def check(look: Look) -> list[Finding]:
             opinions.append(await _ask(look, triple))
         except DependencyError as error:
             return [fail("judge", error.detail, _absent(error.detail))]
-    look.hints = [opinion.hint for opinion in opinions if opinion.hint]
     findings = _votes(opinions)
     if needs.hint and look.config.opd.enable_hint_extraction:
-        findings.append(_hints(opinions))
+        hints = _hints(opinions)
+        if not look.config.opd.drop_sample_without_hint and any(f.outcome is Outcome.FAIL for f in (*findings, hints)):
+            seen = "the judge gives no usable hint (below), and opd.drop_sample_without_hint is false: all are trained"
+            findings.insert(0, fail("turns without a hint", seen, Cause.UNHINTED_TURNS_TRAINED))
+        findings.append(hints)
     if needs.score:
         findings.append(_scores(opinions))
     return findings
@@ -104,6 +64,7 @@ async def check(look: Look) -> list[Finding]:
 
 async def _ask(look: Look, triple: Triple) -> Opinions:
     from hintloop_judge.conversation import Exchange
+    from hintloop_judge.selection import hint_problem
 
     assert look.judge is not None
     exchange = Exchange(
@@ -118,7 +79,13 @@ async def _ask(look: Look, triple: Triple) -> Opinions:
     judgement = opinion.judgement
     reasons = dict.fromkeys(vote.failed for vote in judgement.votes if vote.failed)
     votes = [reason for reason in reasons if reason]
-    return Opinions(triple, judgement.score, judgement.hint, sorted(opinion.failed), votes)
+    offered = dict.fromkeys(vote.hint for vote in judgement.votes if vote.hint)
+    rejected = [
+        f"{text[:80]!r} is {problem}"
+        for text in offered
+        if text and (problem := hint_problem(text, triple.answer, look.config.opd))
+    ]
+    return Opinions(triple, judgement.score, judgement.hint, sorted(opinion.failed), votes, rejected)
 
 
 def _absent(detail: str) -> Cause:
@@ -144,7 +111,7 @@ def _hints(opinions: list[Opinions]) -> Finding:
     wanted = [opinion for opinion in opinions if opinion.triple.hinted]
     given = [opinion for opinion in wanted if opinion.hint]
     if not given:
-        return fail("hints", f"none for any of {len(wanted)} plain complaints", Cause.NO_HINTS, rows)
+        return _none(wanted, rows)
     vague = [opinion.hint for opinion in given if not _concrete(opinion)]
     if len(vague) == len(given):
         return fail("hints", f"not concrete: {vague[0]!r}", Cause.HINTS_NOT_CONCRETE, rows)
@@ -153,6 +120,16 @@ def _hints(opinions: list[Opinions]) -> Finding:
         cause = Cause.HINTS_NOT_CONCRETE if vague else Cause.NO_HINTS
         return warn("hints", seen, cause, rows)
     return ok("hints", f"{seen}, of one to {MOST_SENTENCES} concrete sentences", rows)
+
+
+def _none(wanted: list[Opinions], rows: list[dict[str, str | None]]) -> Finding:
+    """No hint at all: none was offered, or what was offered says nothing."""
+    rejected = [reason for opinion in wanted for reason in opinion.rejected]
+    seen = f"none for any of {len(wanted)} plain complaints"
+    if rejected:
+        seen += f"; rejected: {'; '.join(rejected[:3])}"
+    vague = any(reason.endswith("generic") for reason in rejected)
+    return fail("hints", seen, Cause.HINTS_NOT_CONCRETE if vague else Cause.NO_HINTS, rows)
 
 
 def _concrete(opinion: Opinions) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hintloop_contract.diagnosis.causes import Cause
+from hintloop_contract.errors import HintloopError
 
-from hintloop.doctor.finding import Finding, fail, ok, warn
+from hintloop.doctor.checks import agreement
+from hintloop.doctor.checks.asking import teacher_of
+from hintloop.doctor.finding import Finding, Outcome, fail, ok, warn
 from hintloop.doctor.look import Look, address
 
 
@@ -19,8 +22,24 @@ async def check(look: Look) -> list[Finding]:
         return [fail("proxy", seen, Cause.PROXY_AWAY)]
     findings = [ok("proxy", url)]
     for engine in answer.document["engines"]:
-        findings += _engine(engine)
+        found = _engine(engine)
+        findings += found
+        if found[0].outcome is not Outcome.FAIL:
+            url = str(engine["url"]).rstrip("/")
+            look.spaces[url] = str(engine["behaviour_space"])
+            findings += await _sampling(look, url)
     return findings
+
+
+async def _sampling(look: Look, url: str) -> list[Finding]:
+    if url not in [address.rstrip("/") for address in look.config.engine_urls]:
+        return []
+    try:
+        await teacher_of(look)
+    except HintloopError:
+        # Said by the next station.
+        return []
+    return [await agreement.sampling(look, url)]
 
 
 def _engine(engine: dict[str, Any]) -> list[Finding]:

@@ -1,35 +1,34 @@
-"""Redis: whether it is there, and whether it keeps what it is given."""
+"""Redis: whether it is there, keeps what it is given, and has room; takes the look that later checks read."""
 
 from __future__ import annotations
 
+from hintloop_contract.diagnosis import publishing, traffic
 from hintloop_contract.diagnosis.causes import Cause
-from hintloop_contract.errors import DependencyError
+from hintloop_contract.diagnosis.looking import look as look_at
+from hintloop_contract.diagnosis.looking import recent_of
+from hintloop_contract.errors import DependencyError, HintloopError
 
 from hintloop import funnel
-from hintloop.doctor.finding import Finding, fail, ok, warn
+from hintloop.doctor.finding import Finding, fail, of, ok, warn
 from hintloop.doctor.look import Look
 
 
 async def check(look: Look) -> list[Finding]:
-    """Findings of Redis; takes the snapshot that later checks read."""
+    """Findings of Redis; what it says of the deployment is kept for later checks."""
     try:
         look.snapshot = await funnel.take(look.broker)
+        look.recent = await recent_of(look.broker)
+        look.seen = await look_at(look.broker, look.recent)
         problems = await look.broker.durability_problems()
     except DependencyError as error:
         return [fail("redis", error.detail, Cause.REDIS_AWAY)]
-    findings = [ok("redis", "answers")]
+    except HintloopError as error:
+        return [fail("redis", str(error), Cause.CONFIGURATION_INVALID)]
+    findings = [ok("redis", f"answers; {look.seen.redis.used / 2**20:.0f} MiB in use")]
+    if look.expected is not None:
+        findings += of("room", [traffic.redis_full(look.seen, look.expected)])
+        findings += of("dead messages", [publishing.dead(look.seen, look.expected)])
     for problem in problems:
         cause = Cause.REDIS_MAY_EVICT if "maxmemory" in problem else Cause.REDIS_NOT_DURABLE
         findings.append(warn("durability", problem, cause))
-    dead = look.snapshot.streams["dead"].length
-    if dead:
-        findings.append(warn("dead messages", await _dead(look, dead), Cause.DEAD_LETTERS))
     return findings
-
-
-async def _dead(look: Look, count: int) -> str:
-    stages = {
-        name.split(":")[0]: n for name, n in (look.snapshot.drops if look.snapshot else {}).items() if ":dead" in name
-    }
-    where = ", ".join(f"{number} at {stage}" for stage, number in stages.items())
-    return f"{count} message(s) set aside after repeated failures" + (f" ({where})" if where else "")

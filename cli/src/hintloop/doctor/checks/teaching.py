@@ -14,6 +14,7 @@ from hintloop_contract.errors import DependencyError, HintloopError
 from hintloop_contract.rounding import tolerances
 from numpy.typing import NDArray
 
+from hintloop.doctor.checks import agreement, rendering
 from hintloop.doctor.finding import Finding, fail, ok, skipped
 from hintloop.doctor.look import Look
 
@@ -40,15 +41,17 @@ async def check(look: Look) -> list[Finding]:
     except DependencyError as error:
         return [skipped("advantage", f"no policy engine renders the prompt: {error.detail}")]
     except HintloopError as error:
-        return [fail("rendering", str(error), Cause.CAPTURE_UNPROVEN)]
+        return [*await rendering.check(look), fail("hinted prompt", str(error), Cause.RENDERING_DIFFERS)]
+    findings = [*await rendering.check(look), await agreement.between(look)]
     scorer = look.teacher.engine.scorer
     try:
         first = (await scorer.score(plain, action)).logprobs
         again = (await scorer.score(plain, action)).logprobs
         with_hint = (await scorer.score(hinted, action)).logprobs
     except HintloopError as error:
-        return [fail("advantage", str(error), Cause.PRM_GIVES_NO_LOGPROBS)]
-    return [_null(look, first, again), _taught(look.teacher, action, first, with_hint)]
+        return [*findings, fail("advantage", str(error), Cause.PRM_GIVES_NO_LOGPROBS)]
+    findings += [_null(look, first, again), _taught(look.teacher, action, first, with_hint)]
+    return [*findings, await agreement.context(look)]
 
 
 async def _prompts(look: Look, teacher: TeacherDeps) -> tuple[list[int], list[int], list[int]]:

@@ -1,62 +1,60 @@
-"""What became of the turns so far: where they go, and why most of them are lost, if they are."""
+"""What became of the turns of late, the gaps between them, and the alarms that stand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hintloop_contract.diagnosis.causes import Cause
-from hintloop_contract.messages import DropReason
+from hintloop_contract.diagnosis.figures import Gaps, Seen
+from hintloop_contract.diagnosis.recognise import TRAFFIC, recognise
+from hintloop_contract.diagnosis.traffic import ENOUGH_TURNS
 
-from hintloop.doctor.finding import Finding, fail, not_yet, ok, skipped, warn
+from hintloop.doctor.finding import Finding, Outcome, not_yet, of, ok, skipped
 from hintloop.doctor.look import Look
-from hintloop.funnel import Snapshot
-
-#: Turns that make a share worth telling.
-ENOUGH_TURNS = 20
-#: Share of the captured turns lost for one reason that is worth a word.
-MOST = 0.5
-#: Reasons that say what a turn is, not that something is wrong.
-EXPECTED = {DropReason.SIDE, DropReason.RETRY, DropReason.NOT_CONTINUED, DropReason.FEEDBACK, DropReason.TENANT_OPT_OUT}
-BY_REASON = {
-    DropReason.STALE: Cause.SAMPLES_STALE,
-    DropReason.BACKPRESSURE: Cause.SAMPLES_STALE,
-    DropReason.NO_HINT: Cause.NO_HINTS,
-    DropReason.JUDGE_FAILED: Cause.VOTES_FAIL,
-    DropReason.TEACHER_MISALIGNED: Cause.PRM_SHIFTED,
-    DropReason.TEACHER_MISSING: Cause.PRM_GIVES_NO_LOGPROBS,
-    DropReason.IDS_MISSING: Cause.CAPTURE_UNPROVEN,
-    DropReason.LOGPROB_MISSING: Cause.CAPTURE_UNPROVEN,
-    DropReason.COUNT_MISMATCH: Cause.CAPTURE_UNPROVEN,
-    DropReason.DEAD: Cause.DEAD_LETTERS,
-}
 
 
 async def check(look: Look) -> list[Finding]:
     """Findings of the funnel."""
-    if look.snapshot is None:
-        return [skipped("turns", "Redis is away")]
-    steps = look.snapshot.steps
-    captured = steps["captured"]
-    seen = ", ".join(f"{count} {step}" for step, count in steps.items())
-    if not captured:
-        return [not_yet("turns", "no request was captured; point the agent's base URL at the proxy")]
-    lost = _most_lost(look.snapshot)
-    if captured < ENOUGH_TURNS or lost is None:
-        return [ok("turns", seen)]
-    reason, count = lost
-    seen = f"{seen}; {count} of {captured} dropped as {reason}"
-    if reason == DropReason.NO_NEXT_STATE:
-        cause = Cause.SESSION_TIMEOUT_SHORT if steps["linked"] else Cause.TURNS_NOT_CONTINUED
-        return [fail("turns", seen, cause)]
-    return [warn("turns", seen, BY_REASON.get(reason, Cause.TURNS_DROPPED))]
+    if look.seen is None or look.expected is None or look.snapshot is None:
+        return [skipped("turns", "Redis is away" if look.seen is None else "the method cannot be read")]
+    seen = of_late(look.seen, look)
+    steps = ", ".join(f"{count} {step}" for step, count in seen.funnel.items() if count)
+    if not look.seen.funnel.get("captured"):
+        return [
+            not_yet("turns", "no request was captured; point the agent's base URL at the proxy"),
+            *_alarms(look, []),
+        ]
+    found = recognise(seen, look.expected, TRAFFIC)
+    findings = of("turns", found) or [ok("turns", steps)]
+    if seen.gaps is not None and not any(one.cause is Cause.SESSION_TIMEOUT_SHORT for one in found):
+        findings.append(ok("session gaps", _gaps(seen.gaps, look.expected.session_timeout_s)))
+    return [*findings, *_alarms(look, [one.cause for one in found])]
 
 
-def _most_lost(snapshot: Snapshot) -> tuple[DropReason, int] | None:
-    """The reason for which more than :data:`MOST` of the turns are lost."""
-    totals: dict[DropReason, int] = {}
-    for name, count in snapshot.drops.items():
-        reason = DropReason(name.partition(":")[2])
-        totals[reason] = totals.get(reason, 0) + count
-    wrong = {reason: count for reason, count in totals.items() if reason not in EXPECTED}
-    if not wrong:
-        return None
-    reason = max(wrong, key=lambda name: wrong[name])
-    return (reason, wrong[reason]) if wrong[reason] > MOST * snapshot.steps["captured"] else None
+def of_late(seen: Seen, look: Look) -> Seen:
+    """``seen`` with the counts of the last minutes, when these say enough by themselves."""
+    recent = look.recent
+    if recent is None or recent.funnel.get("captured", 0) < ENOUGH_TURNS:
+        return seen
+    return replace(seen, funnel=recent.funnel, drops=recent.drops)
+
+
+def _gaps(gaps: Gaps, timeout_s: float) -> str:
+    return (
+        f"{gaps.num} continuations, at most {gaps.longest_s:.1f} s after the answer (session timeout {timeout_s:g} s), "
+        f"{gaps.num_late} came too late"
+    )
+
+
+def _alarms(look: Look, said: list[Cause]) -> list[Finding]:
+    """Alarms that stand and that no figure of this moment showed."""
+    alarms = look.snapshot.alarms if look.snapshot else None
+    if alarms is None or alarms.looked_ms is None:
+        return [skipped("alarms", "nobody looks all the time (the console does)")]
+    known = {str(cause) for cause in Cause}
+    findings = [
+        Finding("alarms", Outcome.WARN, alarm.seen, Cause(alarm.cause))
+        for alarm in alarms.active
+        if alarm.cause in known and alarm.cause not in said
+    ]
+    return findings or [ok("alarms", "none" if not alarms.active else "those above")]
