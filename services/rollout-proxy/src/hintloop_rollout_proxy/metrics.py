@@ -47,6 +47,9 @@ class ProxyMetrics:
         self.lost = Counter("hintloop_proxy_lost", "Captures lost, by cause.", ["cause"], registry=registry)
         self.spooled = Counter("hintloop_proxy_spooled", "Captures written to the disk spool.", registry=registry)
         self.spool_bytes = Gauge("hintloop_proxy_spool_bytes", "Bytes in the disk spool.", registry=registry)
+        self.spool_max_bytes = Gauge(
+            "hintloop_proxy_spool_max_bytes", "Most bytes that the disk spool may hold.", registry=registry
+        )
         self.spool_captures = Gauge("hintloop_proxy_spool_captures", "Captures in the disk spool.", registry=registry)
         self.spool_torn = Counter(
             "hintloop_proxy_spool_torn", "Spool segments that ended in an unfinished record.", registry=registry

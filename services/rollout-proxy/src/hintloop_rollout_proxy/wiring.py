@@ -58,6 +58,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
         gate = Gate(KeyRing(config.proxy.api_keys))
         engine_key = config.policy.api_key.get_secret_value()
         spool = Spool(config.proxy.spool_dir, config.proxy.spool_max_bytes)
+        metrics.spool_max_bytes.set(config.proxy.spool_max_bytes)
         writer = CaptureWriter(broker, spool, versions, flight, metrics, config.proxy.max_captures)
         writer.open()
         tracing = open_tracing("rollout-proxy", config.tracing)
