@@ -36,7 +36,7 @@ class Day:
     """Seconds between an answer and the next request."""
     remembers: bool = True
     """Whether a request carries what was said before."""
-    max_tokens: int = 24
+    max_tokens: int = 16
     temperature: float = 0.7
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -35,7 +35,8 @@ from .traffic_keys import TrafficKeys
 from .wire import Wire
 
 POLICY = "faults"
-BATCH_SIZE = 4
+#: Small, and filled by one conversation, so that a step takes seconds.
+BATCH_SIZE = 2
 SERVICE_TIMEOUT_S = 120.0
 TRAINER_TIMEOUT_S = 300.0
 JUDGE_KEY = "HINTLOOP_PRM__JUDGE_API_KEY"
@@ -123,15 +124,15 @@ class Deployment:
                 "engine": "vllm",
                 "rollout_batch_size": BATCH_SIZE,
                 "temperature": 0.7,
-                "max_new_tokens": 24,
+                "max_new_tokens": 16,
                 "session_timeout_sec": 60.0,
             },
             "training": {
                 "train_batch_size": BATCH_SIZE,
-                "micro_batch_size": 4,
+                "micro_batch_size": 2,
                 "learning_rate": 2e-5,
                 "save_interval": 1000,
-                "max_staleness_steps": 8,
+                "max_staleness_steps": 16,
                 "checkpoint_dir": str(self.state_dir / "checkpoints"),
             },
             "advantage": {"estimator": "on_policy_distillation"},
@@ -143,7 +144,7 @@ class Deployment:
                 "judge_backend": "llm",
                 "circuit_open_s": 1.0,
             },
-            "opd": {"log_teacher_logprobs": True, "judge_vote_count": 2},
+            "opd": {"log_teacher_logprobs": True, "judge_vote_count": 2, "judge_temperature": 0.5},
             "policy": {"engines": [self.policy_wire.url], "served_model_name": "policy"},
             "publishing": {"weights_dir": str(self.state_dir / "weights")},
             "linker": {"settle_ms": 200, "reorder_ms": 50},
@@ -227,9 +228,14 @@ class Deployment:
         """Let agents talk until the trainer has made so many more steps and published."""
         goal = self.step() + steps
         while self.step() < goal:
-            self.talk(2, day or Day(turns=4))
+            self.talk(1, day or Day(turns=1 + BATCH_SIZE))
             self.wait_for("a step, or quiet streams", partial(self._moved_from, self.step()), 120.0)
-        self.wait_for("the release", lambda: not self.updating(), 120.0)
+        self.wait_for("the release", self.settled, 120.0)
+
+    def settled(self) -> bool:
+        """Whether the trainer has released what it has trained, and waits for samples."""
+        phase = self.redis.hget(f"hl:{{{POLICY}}}:status:trainer", "phase")
+        return phase == b"collecting" and not self.updating()
 
     def _moved_from(self, step: int) -> bool:
         return self.step() > step or not self._on_the_way()

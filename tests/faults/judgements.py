@@ -33,10 +33,10 @@ def judging(
         given = Given(env=env or {})
         if values:
             given = stack.overlay("judge", values).and_also(given)
+        # What an endpoint can do is asked for once.
+        restarted = ["prm"] if given != Given() or "takes_schema" in habits else []
         with stack.traffic.put_aside(fresh=True), stack.judge.behaving(**habits):
-            # Votes are kept by question: what was judged before would hide the fault.
-            with stack.with_given(given, "prm", wait=False):
-                stack.services["prm"].wait_ready(60.0)
+            with stack.with_given(given, *restarted):
                 stack.talk(conversations, Day(turns=2))
                 if settles:
                     stack.quiet()

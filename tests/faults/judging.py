@@ -31,6 +31,7 @@ ADVICE = (
     ("metric", "Give every length in metres and every weight in kilograms."),
     ("example", "Add one worked example with numbers."),
 )
+CORRECTIONS = ("wrong", "instead", "should", "not what")
 WELCOME = ("thank", "perfect", "great", "exactly", "passed")
 
 
@@ -125,7 +126,13 @@ class ScriptedJudge:
 def advice(followed: str) -> str | None:
     """The hint that fits what followed, or ``None``."""
     lowered = followed.lower()
-    return next((hint for word, hint in ADVICE if word in lowered), None)
+    for word, hint in ADVICE:
+        if word in lowered:
+            return hint
+    if any(word in lowered for word in CORRECTIONS):
+        said = " ".join(followed.partition("\n")[2].split())[:180]
+        return f"Take into account what the user corrects: {said}"
+    return None
 
 
 def score_of(followed: str) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from . import engines
 from .agent import Day
@@ -15,8 +16,8 @@ from .wire import Asked, Change, Wire, answering, refusing, rewriting
 
 RELOAD = "/collective_rpc"
 FLUSH = "/reset_prefix_cache"
-#: Longer than a block of the cache, so that it is held.
-REMEMBERED = "Tell me about rain, rivers and the sea, and about the people who live beside them."
+#: The version under which the student's own weights are released first.
+FIRST_RELEASE = "1"
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def step_that_is_not_published(stack: Deployment, *changes: Change) -> Iterator[
         stack.wait_for("a step", lambda: stack.step() > before, 120.0)
         stack.wait_for("a failed release", lambda: stack.updating() or _failed(stack), 60.0)
         yield
-    stack.wait_for("the release", lambda: not stack.updating() and not _failed(stack), 120.0)
+    stack.wait_for("the release", stack.settled, 120.0)
 
 
 def _failed(stack: Deployment) -> bool:
@@ -57,42 +58,40 @@ def _named(version: str) -> Change:
 
 
 @contextmanager
-def replica(stack: Deployment, version: str) -> Iterator[None]:
-    """A second engine with the first weights, of which the trainer was not told; it says that it has ``version``."""
-    names = rewriting(
-        "/v1/models", lambda asked, body: {**body, "data": [{**row, "id": "policy"} for row in body["data"]]}
-    )
-    served = engines.model(stack.prm_engine)
-    with ExitStack() as entered:
-        wire = entered.enter_context(Wire(stack.background, stack.prm_engine))
-        entered.enter_context(wire.changed(_named(version), names, _served_as(served)))
-        urls = [stack.policy_wire.url, wire.url]
-        entered.enter_context(stack.with_given(stack.overlay("replica", {"policy": {"engines": urls}})))
+def beside(stack: Deployment, wire: Wire) -> Iterator[None]:
+    """A second engine at ``wire``, of which the trainer was not told."""
+    urls = [stack.policy_wire.url, wire.url]
+    with stack.with_given(stack.overlay("replica", {"policy": {"engines": urls}})):
         yield
 
 
-def _served_as(name: str) -> Change:
-    """Asks the engine for its own model, whatever it is called here."""
+def _served_as(name: str) -> list[Change]:
+    """What the engine calls ``name`` is called `policy` here."""
 
     async def before(asked: Asked) -> Asked | None:
         if not isinstance(asked.body, dict) or "model" not in asked.body:
             return None
         return replace(asked, body={**asked.body, "model": name})
 
-    return Change(before=before)
+    def told(asked: Any, body: Any) -> Any:
+        return {**body, "data": [{**row, "id": "policy"} for row in body["data"]]}
+
+    return [rewriting("/v1/models", told), Change(before=before)]
 
 
 @contextmanager
 def late_replica(stack: Deployment) -> Iterator[None]:
-    """It says itself that it has older weights."""
-    with replica(stack, str(max(1, stack.version() - 1))):
+    """It has the weights of the first release, and says so."""
+    changes = [_named(FIRST_RELEASE), *_served_as(engines.model(stack.prm_engine))]
+    with Wire(stack.background, stack.prm_engine) as wire, wire.changed(*changes), beside(stack, wire):
         yield
 
 
 @contextmanager
-def mislabelled_replica(stack: Deployment) -> Iterator[None]:
-    """It says that it has the current ones."""
-    with replica(stack, str(stack.version())):
+def unnamed_replica(stack: Deployment) -> Iterator[None]:
+    """It has the current weights, and says that they are those before: the last update ended half-way."""
+    changes = [_named(str(stack.version() - 1))]
+    with Wire(stack.background, stack.policy_engine) as wire, wire.changed(*changes), beside(stack, wire):
         yield
 
 
@@ -107,7 +106,7 @@ def base_weights(stack: Deployment, version: str) -> Iterator[None]:
             yield
         finally:
             engines.load(stack.policy_engine, _released(stack), version=str(current))
-    stack.wait_for("the release", lambda: not stack.updating() and not _failed(stack), 120.0)
+    stack.wait_for("the release", stack.settled, 120.0)
 
 
 def _released(stack: Deployment) -> Path:
@@ -153,7 +152,7 @@ def swallowed_flush(stack: Deployment) -> Iterator[None]:
 
 FAULTS = [
     Fault("weights never published", no_room, closed_routes, trains=True),
-    Fault("one engine replica stale", late_replica, mislabelled_replica),
+    Fault("one engine replica stale", late_replica, unnamed_replica),
     Fault("cache not flushed", kept_cache, swallowed_flush, trains=True),
     Fault("engine restarted with base weights", restarted, reloaded),
 ]

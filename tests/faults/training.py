@@ -14,8 +14,8 @@ from .deployment import Deployment
 from .fault import Fault, Injector
 from .wire import Asked, Change
 
-#: Steps after which a run is said to move or not.
-STEPS = 12
+#: Steps of a run that moves nothing.
+STEPS = 2
 
 ZERO_MASK = """import torch
 
@@ -73,7 +73,7 @@ def slow_training(stack: Deployment) -> Iterator[None]:
             stack.wait_for("turned away", lambda: stack.dropped().get("link:backpressure", 0) > 0)
             yield
             stack.background.run(_set(released))
-        stack.wait_for("the release", lambda: not stack.updating(), 120.0)
+        stack.wait_for("the release", stack.settled, 120.0)
 
 
 async def _set(event: asyncio.Event) -> None:
