@@ -1,0 +1,60 @@
+// A list that is fetched page by page as it is scrolled, and kept up to date by events.
+import { computed, onBeforeUnmount, ref, shallowRef, triggerRef } from 'vue'
+import { get, type Query } from './api/client'
+import type { Page } from './api/types'
+
+const PAGE_SIZE = 500
+
+/** `query` is read anew by every `restart`. Rows stand newest first. */
+export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row) => string) {
+  const rows = shallowRef<Row[]>([])
+  const next = ref<string | null>(null)
+  const total = ref<number | null>(null)
+  const error = ref<string | null>(null)
+  const busy = ref(false)
+  const loaded = ref(false)
+  let running: AbortController | null = null
+
+  async function fetchPage(after: string | null): Promise<void> {
+    running?.abort()
+    const own = (running = new AbortController())
+    busy.value = true
+    try {
+      const page = await get<Page<Row>>(path, { ...query(), after, limit: PAGE_SIZE }, own.signal)
+      if (own !== running) return
+      rows.value = after === null ? page.rows : [...rows.value, ...page.rows]
+      next.value = page.next
+      total.value = page.total ?? total.value
+      error.value = null
+      loaded.value = true
+    } catch (failure) {
+      if (own === running) error.value = failure instanceof Error ? failure.message : String(failure)
+    } finally {
+      if (own === running) busy.value = false
+    }
+  }
+
+  const restart = (): Promise<void> => fetchPage(null)
+  const more = async (): Promise<void> => {
+    if (next.value !== null && !busy.value) await fetchPage(next.value)
+  }
+
+  /** Put a newer form of a row in its place; false when it is not among them. */
+  function replace(row: Row): boolean {
+    const key = keyOf(row)
+    const index = rows.value.findIndex((one) => keyOf(one) === key)
+    if (index < 0) return false
+    rows.value[index] = row
+    triggerRef(rows)
+    return true
+  }
+
+  function prepend(row: Row): void {
+    rows.value = [row, ...rows.value]
+    if (total.value !== null) total.value += 1
+  }
+
+  onBeforeUnmount(() => running?.abort())
+  const empty = computed(() => loaded.value && rows.value.length === 0)
+  return { rows, next, total, error, busy, loaded, empty, restart, more, replace, prepend }
+}
