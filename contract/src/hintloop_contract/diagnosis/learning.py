@@ -25,6 +25,8 @@ EXPLODED = 10.0
 ALL = 0.999
 #: Mean absolute difference of engine and trainer per token, nats, by dtype of the published weights.
 DRIFT = {"float32": 0.01, "bfloat16": 0.1}
+#: The same, as a multiple, for a step with answers of earlier weights: those rightly differ from the trained ones.
+DRIFT_OF_STALE = 10.0
 #: Entropy that is left of the first steps' when an alarm is due, and below which it is low in any case, nats.
 ENTROPY_LEFT, ENTROPY_LOW = 0.5, 0.3
 #: Length that is left of the first steps' when an alarm is due, and above which answers are not short, tokens.
@@ -74,11 +76,11 @@ def _advantages(seen: Seen) -> tuple[float, float, float, float] | None:
 
 def drift(seen: Seen, expected: Expected) -> Recognised | None:
     """Engine and trainer disagree about tokens of the same weights."""
-    found = seen.figure("engine_difference_abs_mean")
-    allowed = DRIFT[expected.dtype]
+    found, stale = seen.figure("engine_difference_abs_mean"), seen.figure("staleness_max") or 0
+    allowed = DRIFT[expected.dtype] * (DRIFT_OF_STALE if stale else 1.0)
     if found is None or found <= allowed:
         return None
-    said = f"engine and trainer differ by {found:.4f} nats a token in the mean; {allowed} is allowed"
+    said = f"engine and trainer differ by {found:.4f} nats a token in the mean; {allowed:g} is allowed"
     return Recognised(Cause.ENGINE_DRIFT, said, {"engine_difference_abs_mean": found, "allowed": allowed})
 
 
