@@ -113,7 +113,8 @@ def _tempered(entry: Entry, token: int, temperature: float, most: int) -> Entry:
     each = math.log(mass / others) / temperature
     total = math.fsum(math.exp(value / temperature) for value in values) + others * math.exp(each)
     norm = math.log(total)
-    kept = {key: item for key, item in entry.items() if key == str(token) or (item.get("rank") or most + 1) <= most}
+    likely = sorted(entry, key=lambda key: -entry[key]["logprob"])[:most]
+    kept = {key: item for key, item in entry.items() if key == str(token) or key in likely}
     return {key: {**item, "logprob": item["logprob"] / temperature - norm} for key, item in kept.items()}
 
 
