@@ -134,6 +134,10 @@ class HistoryEntry:
     message: Told | None
     record: TurnRecord | None = None
     problem: str = ""
+    data: bytes = b""
+    """``message`` as `codec.encode_payload` wrote it."""
+    record_data: bytes = b""
+    """``record`` in the same way; empty without."""
 
     @property
     def time_ms(self) -> int:

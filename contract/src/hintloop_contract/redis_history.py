@@ -93,9 +93,12 @@ def _entry(raw_id: bytes, fields: dict[bytes, bytes]) -> HistoryEntry:
     kind, turn_id, tenant = (
         fields.get(name, b"").decode(errors="replace") for name in (b"kind", b"turn_id", b"tenant")
     )
+    record_data = fields.get(b"record", b"")
     try:
         message = decode_fields(fields, CARRIED[HistoryKind(kind)])
-        record = decode_payload(fields[b"record"], TurnRecord) if b"record" in fields else None
+        record = decode_payload(record_data, TurnRecord) if record_data else None
     except (MessageError, ValueError) as error:
         return HistoryEntry(entry_id, kind, turn_id, tenant, None, problem=str(error))
-    return HistoryEntry(entry_id, kind, turn_id, tenant or "default", message, record)
+    return HistoryEntry(
+        entry_id, kind, turn_id, tenant or "default", message, record, data=fields[b"data"], record_data=record_data
+    )

@@ -33,6 +33,11 @@ class ConsoleSection(Section):
     """Where the console keeps the turns that it has read."""
     keep_turns: Positive = 20_000
     """Most turns kept there; the oldest go, with all that belongs to them."""
+    keep_mb: Annotated[int, Field(ge=1, le=1_048_576)] = 4096
+    """Most megabytes (10^6 bytes) of their contents kept there."""
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """Names under which browsers reach the console (`console.example.com`); others are refused. Empty: this machine's
+    own names when `host` is an address of it alone, else any."""
     doctor_command: list[str] = Field(default_factory=lambda: ["hintloop", "doctor", "--json"])
     """What `Run doctor` starts; the configuration's files follow as arguments. Empty: it cannot be run from here."""
     doctor_timeout_s: PositiveFloat = 300.0

@@ -1,0 +1,93 @@
+"""How routes answer: JSON that is not kept, one form of error, the headers that every answer has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from hintloop_contract.errors import DependencyError
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hintloop_console.bodies import ProblemReply
+from hintloop_console.errors import RequestError
+
+#: Own scripts and styles alone; nothing may frame the page, and forms lead nowhere.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_ENCODER = msgspec.json.Encoder()
+
+
+def json_answer(body: Any, status: int = 200) -> Response:
+    """``body`` as JSON that nobody keeps."""
+    headers = {"Cache-Control": "no-store"}
+    return Response(_ENCODER.encode(body), status, headers, media_type="application/json")
+
+
+def problem_answer(status: int, message: str, retry_after_s: int | None = None) -> Response:
+    """What is wrong, as ``{"error": {"message"}}``."""
+    text = message.encode("utf-8", "backslashreplace").decode()
+    answer = json_answer({"error": {"message": text}}, status)
+    if retry_after_s is not None:
+        answer.headers["Retry-After"] = str(retry_after_s)
+    return answer
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Answers besides 200, for the OpenAPI document."""
+    return {status: {"model": ProblemReply} for status in statuses}
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Give every error the one form."""
+
+    @app.exception_handler(RequestError)
+    async def refused(request: Request, error: RequestError) -> Response:
+        return problem_answer(error.status, str(error), error.retry_after_s)
+
+    @app.exception_handler(DependencyError)
+    async def away(request: Request, error: DependencyError) -> Response:
+        return problem_answer(503, str(error), retry_after_s=5)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+        return problem_answer(422, f"{place or 'the body'}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> Response:
+        return problem_answer(error.status_code, str(error.detail))
+
+
+class SecurityHeaders:
+    """Adds :data:`HEADERS` to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap ``app``."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+
+        async def send_with(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        await self._app(scope, receive, send_with if scope["type"] == "http" else send)
