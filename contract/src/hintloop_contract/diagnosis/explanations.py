@@ -280,7 +280,7 @@ BY_ID = {
         "Look at the null-hint control and the teacher's alignment; opd.advantage_clip only hides it.",
     ),
     "no_improvement": Explanation(
-        "Ten or more steps were made, and what the method moves (teacher minus student, the KL, or the score) did "
+        "Thirty or more steps were made, and what the method moves (teacher minus student, the KL, or the score) did "
         "not move.",
         "Look at the judge's hints and the null-hint control above; raise training.learning_rate carefully, and "
         "give it more steps.",

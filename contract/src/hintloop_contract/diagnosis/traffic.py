@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.diagnosis.figures import MOST_EVIDENCE, Evidence, Expected, Recognised, Seen
@@ -34,6 +35,12 @@ BY_REASON = {
     DropReason.GATE_REJECTED: Cause.GATE_HOLDS,
     DropReason.DEAD: Cause.DEAD_LETTERS,
 }
+#: Words of a drop's detail that name its cause better than the reason does.
+FINER = (
+    (DropReason.TOO_LONG, ("context", "PRM"), Cause.TEACHER_CONTEXT_SHORT),
+    (DropReason.JUDGE_FAILED, ("cut by the token limit",), Cause.VOTES_CUT),
+    (DropReason.NO_SIGNAL, ("timeout",), Cause.TIMEOUTS_AS_NEXT_STATE),
+)
 #: A next state that says how a wait ended, and no more about the answer.
 TIMEOUT = re.compile(
     r"\btime[d -]*out\b|\btime limit\b|\bdeadline exceeded\b|\bno (?:response|answer|output) (?:within|after)\b|"
@@ -136,12 +143,16 @@ def _most_lost(seen: Seen, reason: str, count: int, captured: int) -> Recognised
     if reason == DropReason.NO_NEXT_STATE:
         cause = Cause.SESSION_TIMEOUT_SHORT if seen.funnel.get("linked", 0) else Cause.TURNS_NOT_CONTINUED
         return Recognised(cause, said, evidence, grave=True)
-    cause = BY_REASON.get(DropReason(reason), Cause.TURNS_DROPPED)
-    if reason == DropReason.TOO_LONG and any("context" in detail or "PRM" in detail for detail in details):
-        cause = Cause.TEACHER_CONTEXT_SHORT
-    if reason == DropReason.JUDGE_FAILED and any("cut by the token limit" in detail for detail in details):
-        cause = Cause.VOTES_CUT
-    return Recognised(cause, said, evidence)
+    return Recognised(_cause_of(reason, details), said, evidence)
+
+
+def _cause_of(reason: str, details: Sequence[str]) -> Cause:
+    """A drop reason's cause, finer where the details tell more."""
+    for finer, words, cause in FINER:
+        if reason == finer and any(word in detail for word in words for detail in details):
+            return cause
+    known = reason in set(DropReason)
+    return BY_REASON.get(DropReason(reason), Cause.TURNS_DROPPED) if known else Cause.TURNS_DROPPED
 
 
 def _why(seen: Seen, evidence: Evidence) -> Evidence:
