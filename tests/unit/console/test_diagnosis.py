@@ -1,0 +1,131 @@
+"""The running diagnosis on real scripts: what is read of the history, windows, one writer, and what is exported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hintloop_console.diagnosis import AlarmCollector, AlarmWatch, watch_alarms, watching
+from hintloop_contract.config import load_config
+from hintloop_contract.config.needs import SignalNeeds
+from hintloop_contract.diagnosis.alarms import AlarmState, Hysteresis
+from hintloop_contract.diagnosis.figures import Expected, Gaps
+from hintloop_contract.errors import DependencyError
+from hintloop_contract.history import HistoryBounds, StepFigures
+from hintloop_contract.messages import Drop
+from hintloop_contract.testing.memory import MemoryBroker
+from prometheus_client import CollectorRegistry, generate_latest
+
+EXPECTED = Expected(needs=SignalNeeds(score=False, hint=True))
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[MemoryBroker]:
+    memory = MemoryBroker()
+    memory._bounds = HistoryBounds(10_000, 10_000_000)
+    await memory.ensure_groups()
+    yield memory
+    await memory.close()
+
+
+def watch(broker: MemoryBroker) -> AlarmWatch:
+    return AlarmWatch(broker, EXPECTED, Hysteresis(raise_after=2, clear_after=2))
+
+
+async def lose(broker: MemoryBroker, count: int, tag: str) -> None:
+    await broker.count("captured", count)
+    await broker.count("linked", count)
+    for number in range(count):
+        await broker.drop(None, Drop(turn_id=f"{tag}{number}", stage="judge", reason="no_hint", detail="none"))
+
+
+async def test_what_happened_before_the_window_is_no_alarm_and_what_happens_in_it_is(broker: MemoryBroker) -> None:
+    await lose(broker, 60, "a")
+    looking = watch(broker)
+    for _ in range(3):
+        assert (await looking.look()).active == ()
+    await lose(broker, 40, "b")
+    await looking.look()
+    (alarm,) = (await looking.look()).active
+    assert alarm.cause == "no_hints" and alarm.evidence["dropped"] == 40 and "40 of 40" in alarm.seen
+    assert (await broker.alarms()).active == (alarm,)
+
+
+async def test_the_window_moves_on(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = watch(broker)
+    await looking.look()
+    await lose(broker, 40, "a")
+    await looking.look()
+    assert (await looking.look()).active
+    monkeypatch.setattr(watching, "WINDOW_MS", -1)
+    for _ in range(3):
+        state = await looking.look()
+    assert state.active == ()
+    assert [alarm.cause for alarm in (await broker.alarms()).past] == ["no_hints"]
+
+
+async def test_figures_come_from_the_history_once(broker: MemoryBroker) -> None:
+    def step(number: int, entropy: float) -> StepFigures:
+        return StepFigures(step=number, figures={"entropy": entropy})
+
+    await broker.remember([step(number, 2.0) for number in range(1, 8)])
+    looking = watch(broker)
+    assert (await looking.look()).active == ()
+    await broker.remember([step(number, 0.1) for number in range(8, 13)])
+    await looking.look()
+    (alarm,) = (await looking.look()).active
+    assert alarm.cause == "entropy_falls" and alarm.evidence == {"first": 2.0, "now": pytest.approx(0.1)}
+    assert looking._recent is not None and len(looking._recent.steps) == 12
+
+
+async def test_one_writes_and_another_takes_over_what_stands(broker: MemoryBroker) -> None:
+    one, two = watch(broker), watch(broker)
+    await one.look()
+    await two.look()
+    await lose(broker, 40, "a")
+    for _ in range(2):
+        await one.look()
+    (alarm,) = (await broker.alarms()).active
+    await broker.client.delete(broker.keys.of("alarms:lease"))
+    third = watch(broker)
+    assert [a.since_ms for a in (await third.look()).active] == [alarm.since_ms]
+
+
+async def test_redis_away_ends_no_watch(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    looks: list[int] = []
+
+    async def away() -> int:
+        looks.append(1)
+        raise DependencyError("redis", "gone")
+
+    monkeypatch.setattr(broker, "time_ms", away)
+    stop = asyncio.Event()
+    (tmp_path / "config.toml").write_text("")
+    loaded = load_config([tmp_path / "config.toml"], environ={})
+    running = asyncio.create_task(watch_alarms(broker, loaded, stop, look_s=0.01))
+    async with asyncio.timeout(5):
+        while len(looks) < 3:
+            await asyncio.sleep(0.01)
+    stop.set()
+    await running
+
+
+async def test_prometheus_shows_every_cause_and_nothing_while_nobody_looks(broker: MemoryBroker) -> None:
+    registry, state = CollectorRegistry(), AlarmState()
+    registry.register(AlarmCollector(lambda: state))
+    assert "hintloop_alarm{" not in generate_latest(registry).decode()
+    looking = watch(broker)
+    await looking.look()
+    await lose(broker, 40, "a")
+    await looking.look()
+    state = await looking.look()
+    text = generate_latest(registry).decode()
+    assert 'hintloop_alarm{cause="no_hints"} 1.0' in text
+    assert 'hintloop_alarm{cause="engine_drift"} 0.0' in text
+
+
+def test_gaps_of_a_window() -> None:
+    assert watching.gaps_since(Gaps(12, 2, 9.0, 3, 40.0), Gaps(10, 1, 8.0, 1, 30.0)) == Gaps(2, 1, 9.0, 2, 40.0)
+    assert watching.gaps_since(Gaps(2, 0, 1.0), Gaps(10, 1, 8.0)) == Gaps(2, 0, 1.0), "the linker began anew"
