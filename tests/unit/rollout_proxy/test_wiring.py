@@ -31,7 +31,7 @@ async def test_a_task_that_dies_ends_the_process(
 
     monkeypatch.setattr(f"hintloop_rollout_proxy.{task}.run", fail)
     broker = MemoryBroker()
-    monkeypatch.setattr(wiring, "RedisBroker", lambda *words, **named: broker)
+    monkeypatch.setattr(wiring, "open_broker", lambda config: broker)
     config = make_config(fake_engine, tmp_path, redis={"check_durability": False}, proxy={"port": free_port()})
     async with asyncio.timeout(20):
         with pytest.raises(BackgroundError, match="failed: RuntimeError at test_wiring.py"):
