@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hintloop_contract.config import LoadedConfig
 from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.text import Text
 
 from hintloop.replay.lines import Checked
 from hintloop.replay.results import write_results
@@ -52,9 +54,13 @@ class Summary:
 
     def tables(self) -> RenderableType:
         """For a terminal."""
-        shown = [terminal(table) for side in self.sides for table in side_tables(side, len(self.sides) > 1)]
+        shown: list[RenderableType] = []
+        for side in self.sides:
+            if len(self.sides) > 1:
+                shown.append(Rule(Text(side.label), align="left"))
+            shown += [terminal(table) for table in side_tables(side)]
         if self.agreement is not None:
-            shown.append(terminal(agreement_table(self.agreement)))
+            shown += [Rule("both"), terminal(agreement_table(self.agreement))]
         return Group(*shown)
 
 
@@ -112,11 +118,10 @@ def _report(
     from hintloop.report.summary import comparison, settings, trained_tables
     from hintloop.report.token_classes import classifier
 
-    several = len(summary.sides) > 1
     classify = {name: classifier(_tokenizer(loaded[name], store_dir / name)) for name in loaded}
     sections = []
     for side in summary.sides:
-        found: list[Table] = side_tables(side, several)
+        found: list[Table] = side_tables(side)
         run = runs[side.name]
         if run is not None:
             found += [*trained_tables(run, classify[side.name]), settings(run)]
@@ -134,7 +139,7 @@ def _report(
     lead = (
         f"{summary.facts.turns} recorded turns of {summary.facts.path.name}, as far as the {summary.until}. {outcome}"
     )
-    return make_page(f"Replay of {summary.facts.path.name}", lead, compared, drawn, sections)
+    return make_page(f"Replay of {summary.facts.path.name}", lead, compared, drawn, sections, note=bool(made))
 
 
 def _outcomes(side: SideFigures) -> str:

@@ -15,22 +15,19 @@ NUM_HINTS = 8
 _NAMES = {1: "+1", 0: "0", -1: "−1", None: "none"}
 
 
-def side_tables(side: SideFigures, several: bool) -> list[Table]:
+def side_tables(side: SideFigures) -> list[Table]:
     """All tables of a side that have a row."""
-    of = f" — {side.label}" if several else ""
-    return [
-        table for table in (_turns(side, of), _judge(side, of), _advantages(side, of), _hints(side, of)) if table.rows
-    ]
+    return [table for table in (_turns(side), _judge(side), _advantages(side), _hints(side)) if table.rows]
 
 
-def _turns(side: SideFigures, of: str) -> Table:
+def _turns(side: SideFigures) -> Table:
     rows = [(name, str(number), _percent(number, side.turns)) for name, number in side.outcomes.most_common()]
     for reason, number in side.drops.most_common():
         rows.append((f"dropped, {reason}", str(number), _percent(number, side.turns)))
-    return Table(f"What became of the turns{of}", ("", "turns", "share"), rows)
+    return Table("What became of the turns", ("", "turns", "share"), rows)
 
 
-def _judge(side: SideFigures, of: str) -> Table:
+def _judge(side: SideFigures) -> Table:
     if not side.judged:
         return Table("", ("",), [])
     rows = [("turns judged", str(side.judged), "")]
@@ -48,10 +45,10 @@ def _judge(side: SideFigures, of: str) -> Table:
             rows.append(
                 ("turns whose votes differ", str(side.split_votes), _percent(side.split_votes, side.scored_by_votes))
             )
-    return Table(f"Judge{of}", ("", "number", "share"), rows)
+    return Table("Judge", ("", "number", "share"), rows)
 
 
-def _advantages(side: SideFigures, of: str) -> Table:
+def _advantages(side: SideFigures) -> Table:
     spread = side.advantages
     if not spread.count:
         return Table("", ("",), [])
@@ -64,12 +61,12 @@ def _advantages(side: SideFigures, of: str) -> Table:
     ]
     if side.incomparable:
         rows.append(("turns left out, sampled at another temperature or truncated", str(side.incomparable)))
-    return Table(f"Advantages by token, all turns{of}", ("", "nats"), rows)
+    return Table("Advantages by token, all turns", ("", "nats"), rows)
 
 
-def _hints(side: SideFigures, of: str) -> Table:
+def _hints(side: SideFigures) -> Table:
     rows = [(hint, str(number), _percent(number, side.num_hints)) for hint, number in side.hints.most_common(NUM_HINTS)]
-    return Table(f"Hints: {side.num_hints} given, {len(side.hints)} different{of}", ("hint", "times", "share"), rows)
+    return Table(f"Hints: {side.num_hints} given, {len(side.hints)} different", ("hint", "times", "share"), rows)
 
 
 def agreement_table(found: Agreement) -> Table:

@@ -55,13 +55,22 @@ def make(runs: Sequence[Run], classify: Callable[[int], str]) -> Report:
 
 
 def make_page(
-    title: str, lead: str, compared: Sequence[Table], drawn: Sequence[Plot], sections: Sequence[Section]
+    title: str,
+    lead: str,
+    compared: Sequence[Table],
+    drawn: Sequence[Plot],
+    sections: Sequence[Section],
+    *,
+    note: bool = True,
 ) -> Report:
-    """A report of any content: what is compared first, then the plots, then each section's tables."""
+    """A report of any content: what is compared first, then the plots, then each section's tables.
+
+    ``note``: say what a loss does not say.
+    """
     shown: dict[str, Any] = {
         "title": title,
         "lead": lead,
-        "note": NOTE,
+        "note": NOTE if note else "",
         "compared": compared,
         "sections": sections,
     }
