@@ -33,6 +33,10 @@ test: setup-all  ## Run every test except the long series
 test-long: setup-all  ## Run the long series as well
 	@scripts/test.sh "not gpu" $(PYTEST_ARGS)
 
+.PHONY: test-compose
+test-compose: venv  ## Test the shipped compose file in a real Docker engine (root on Debian; HINTLOOP_SKIP_COMPOSE=1)
+	@scripts/test-compose.sh $(PYTEST_ARGS)
+
 .PHONY: bench
 bench: venv  ## Measure against the goals (ONLY=proxy,…); writes .hintloop/bench/<part>.json
 	@$(PYTHON) -m benchmarks $(if $(ONLY),--only $(ONLY)) $(ARGS)

@@ -10,6 +10,12 @@ wanted=""
 for package in "$@"; do wanted="$wanted ./$package"; done
 # shellcheck disable=SC2086
 $pip install -q -c constraints/services.txt --no-build-isolation $wanted
-$pip uninstall -q -y setuptools
-# numpy imports some of its own.
-find /opt/hintloop -type d \( -name tests -o -name test \) ! -path '*/numpy/*' -prune -exec rm -rf {} +
+# Downloading models is nothing that a container of ours does.
+$pip uninstall -q -y setuptools hf-xet
+cd "$(/opt/hintloop/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
+# Left out: tests (numpy imports one file of its own), headers and types, a second implementation of zstandard, the names
+# of places to which telephone numbers belong.
+find . -type d \( -name tests -o -name test \) ! -path './numpy/*' ! -path './torch/*' -prune -exec rm -rf {} +
+find ./numpy -path '*/tests/*' -type f ! -name '_natype.py' ! -name '__init__.py' -delete
+find . -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.a' \) ! -path './torch/*' -delete
+rm -rf zstandard/_cffi*.so zstandard/backend_cffi.py phonenumbers/geodata

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,14 @@ class StandIn:
         return {"weight_version": self._version, "weight_versions": spans}
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Say what was asked last, in part."""
+        """Say something that depends on all that was said."""
         asked = await request.json()
         for kind in ("input", "output"):
             if request.headers.get(f"x-sglext-return-{kind}-ids") == "1":
                 asked[f"return_{kind}_ids_in_sglext"] = True
         prompt = rendered(asked["messages"])
         ids = [ord(char) for char in prompt]
-        said = Scripted(f"I heard: {str(asked['messages'][-1]['content'])[:24]}")
+        said = Scripted(f"Noted, that makes {zlib.crc32(prompt.encode()) % 10_000}.")
         return await self._chat.answer(request, asked, self._given(asked, ids, said))
 
     def _given(self, asked: Json, ids: list[int], said: Scripted) -> Given:
@@ -68,7 +69,9 @@ class StandIn:
         note = self._note()
         if note is not None and asked["input_ids"] == note["probe_ids"]:
             pairs = zip([None, *note["probe_scores"]], note["probe_ids"], strict=True)
-            return web.json_response({"meta_info": {"input_token_logprobs": [[value, token, None] for value, token in pairs]}})
+            return web.json_response(
+                {"meta_info": {"input_token_logprobs": [[value, token, None] for value, token in pairs]}}
+            )
         return await self._scores.handle(request)
 
     def _note(self) -> Json | None:

@@ -1,0 +1,42 @@
+"""The images that the shipped Dockerfiles make: size, version, user."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.compose.stack import run
+
+SERVICES = ("judge", "teacher", "rollout-proxy", "console", "redis")
+#: Megabytes (10^6 bytes) of the published bases, in whose place those of this check were made here.
+UPSTREAM_MB = {"python": 131, "redis": 117}
+LIMIT_MB = 300
+
+
+def image(name: str) -> dict:
+    (found,) = json.loads(run("docker", "image", "inspect", name))
+    return found
+
+
+def own_mb(name: str, base: str) -> float:
+    """What an image adds to its base."""
+    return (image(name)["Size"] - image(base)["Size"]) / 1e6
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_small(service: str) -> None:
+    kind = "redis" if service == "redis" else "python"
+    base = {"python": "python:3.11.14-slim-bookworm", "redis": "redis:7.4.7-bookworm"}[kind]
+    size = own_mb(f"hintloop/{service}:0.1.0", base) + UPSTREAM_MB[kind]
+    print(f"{service}: {size:.0f} MB")
+
+    assert size < LIMIT_MB
+
+
+@pytest.mark.parametrize("name", [*SERVICES, "hintloop", "trainer-cpu"])
+def test_an_image_names_its_version_and_runs_as_nobody(name: str) -> None:
+    config = image(f"hintloop/{name}:0.1.0")["Config"]
+
+    assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"
+    assert config["User"].split(":")[0] not in ("", "0", "root")
