@@ -16,12 +16,18 @@ def run_keys_new(section: str, *, tenant: str, name: str, train: bool) -> None:
     """Print a fresh key (its only appearance), then the TOML entry of ``section`` that lets it in.
 
     Raises:
-        CommandError: ``tenant`` cannot be a tenant's name, or ``name`` cannot stand in a TOML file.
+        CommandError: ``tenant`` cannot be a tenant's name, ``name`` cannot stand in a TOML file, or the section's
+            callers have neither tenant nor training.
     """
+    if section == "prm" and (tenant != "default" or not train):
+        raise CommandError(
+            "--tenant and --no-train have no effect with --for prm, whose routes train nothing; leave both"
+        )
     if not name.isprintable():
         raise CommandError(f"--name {name!r} holds a line break or another character that is not shown; leave it out")
     key = new_key()
-    entry = {"hash": key_hash(key), "tenant": tenant, "train": train, **({"name": name} if name else {})}
+    whose = {"tenant": tenant, "train": train} if section == "proxy" else {}
+    entry = {"hash": key_hash(key), **whose, **({"name": name} if name else {})}
     try:
         ApiKeyEntry.model_validate(entry)
     except ValidationError:

@@ -15,10 +15,12 @@ from httpx import ASGITransport, AsyncClient
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
+WHOSE = ["--tenant", "acme", "--no-train"]
 
-@pytest.mark.parametrize("section", ["proxy", "prm"])
-def test_the_printed_entry_lets_the_printed_key_in(section: str, tmp_path: Path) -> None:
-    words = ["keys", "new", "--tenant", "acme", "--no-train", "--name", 'c"i', "--for", section]
+
+@pytest.mark.parametrize(("section", "whose"), [("proxy", WHOSE), ("prm", [])])
+def test_the_printed_entry_lets_the_printed_key_in(section: str, whose: list[str], tmp_path: Path) -> None:
+    words = ["keys", "new", *whose, "--name", 'c"i', "--for", section]
     printed = CliRunner().invoke(app, words).stdout
     key, _, entry = printed.partition("\n\n")
     assert key not in entry
@@ -27,8 +29,16 @@ def test_the_printed_entry_lets_the_printed_key_in(section: str, tmp_path: Path)
     entries = getattr(load_config([file], environ={}).config, section).api_keys
     identity = KeyRing(entries).identify(key)
     assert identity is not None
-    assert (identity.tenant, identity.train, entries[0].name) == ("acme", False, 'c"i')
+    assert (identity.tenant, identity.train) == (("acme", False) if whose else ("default", True))
+    assert entries[0].name == 'c"i'
     assert CliRunner().invoke(app, words).stdout.partition("\n")[0] != key
+
+
+@pytest.mark.parametrize("words", [["--tenant", "acme"], ["--no-train"]])
+def test_callers_of_the_prm_have_neither_tenant_nor_training(words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["keys", "new", "--for", "prm", *words])
+    assert isinstance(result.exception, CommandError)
+    assert "have no effect with --for prm" in str(result.exception)
 
 
 def test_a_tenant_that_cannot_be_one_is_a_wrong_call() -> None:

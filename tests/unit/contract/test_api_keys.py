@@ -69,10 +69,17 @@ def test_every_entry_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_environment_gives_a_list_or_commas(text: str, accepted: tuple[str, ...]) -> None:
-    config = load_config(environ={"HINTLOOP_PROXY__API_KEYS": text, "HINTLOOP_PRM__API_KEYS": text}).config
-    for entries in (config.proxy.api_keys, config.prm.api_keys):
-        assert len(entries) == len(accepted)
-        assert all(KeyRing(entries).identify(key) for key in accepted)
+    entries = load_config(environ={"HINTLOOP_PROXY__API_KEYS": text}).config.proxy.api_keys
+    assert len(entries) == len(accepted)
+    assert all(KeyRing(entries).identify(key) for key in accepted)
+
+
+def test_callers_of_the_prm_are_named_alike_but_are_no_tenants() -> None:
+    entries = load_config(environ={"HINTLOOP_PRM__API_KEYS": "a-key, b-key"}).config.prm.api_keys
+    assert all(KeyRing(entries).identify(key) for key in ("a-key", "b-key"))
+    for change in ('"tenant": "acme"', '"train": false'):
+        with pytest.raises(ConfigError, match="have no effect here: the _prm_url routes keep and train nothing"):
+            load_config(environ={"HINTLOOP_PRM__API_KEYS": f'[{{"key": "a-key", {change}}}]'})
 
 
 @pytest.mark.parametrize(

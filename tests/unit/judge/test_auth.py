@@ -9,7 +9,7 @@ from hintloop_judge.app import make_app
 from hintloop_judge.wiring import build_deps
 from httpx import ASGITransport, AsyncClient
 
-KEYS = ["plain-key", "schlüssel-钥匙", {"hash": key_hash("hashed-key"), "tenant": "acme"}]
+KEYS = ["plain-key", "schlüssel-钥匙", {"hash": key_hash("hashed-key")}]
 ACCEPTED = [
     (b"Authorization", "Bearer plain-key"),
     (b"Authorization", "Bearer schlüssel-钥匙"),

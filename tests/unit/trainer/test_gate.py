@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 from hintloop_contract.config.gate import GateSection
 from hintloop_contract.errors import ConfigError
+from hintloop_trainer.gate.gate import Gate
 from hintloop_trainer.gate.measures import Measured, measure, repetition
 from hintloop_trainer.gate.messages import Answer
 from hintloop_trainer.gate.probes import Probe, read_probes
 from hintloop_trainer.gate.verdict import failings, mean_and_error
+
+
+class Nobody:
+    """Answers no probe."""
+
+    async def look(self, candidate: Any) -> list[Answer]:
+        raise AssertionError(candidate)
+
+    async def close(self) -> None: ...
 
 
 def answer(token_ids: list[int], *, ended: bool = True, text: str = "", **fields: float) -> Answer:
@@ -142,6 +152,15 @@ def test_margins_are_wider_against_the_first_weights() -> None:
     assert failings(measured(length=2.0), measured(), section, against="base", factor=3.0) == []
     (found,) = failings(measured(length=1.0), measured(), section, against="base", factor=3.0)
     assert found.key == "length_ratio"
+
+
+@pytest.mark.parametrize(("base_factor", "keys"), [(1.0, ["base_nll_rise"]), (6.0, [])])
+def test_the_first_weights_are_compared_with_margins_of_the_configured_width(
+    base_factor: float, keys: list[str], tmp_path: Path
+) -> None:
+    gate = Gate(GateSection(base_factor=base_factor), [], Nobody(), tmp_path)
+    gate.base_is(measured())
+    assert [found.key for found in gate.failings(measured(base_nll=3.0))] == keys
 
 
 def test_the_built_in_probes_are_read() -> None:

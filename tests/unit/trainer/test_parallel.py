@@ -31,6 +31,21 @@ def test_sizes_that_fit_are_taken(sizes: tuple[int, ...]) -> None:
     parallel.check_sizes(*sizes)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "num_processes"),
+    [
+        ({}, 1),
+        ({"tensor_model_parallel_size": 2}, 2),
+        ({"pipeline_model_parallel_size": 3}, 3),
+        ({"context_parallel_size": 2}, 2),
+        ({"expert_model_parallel_size": 4}, 4),
+        ({"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, 4),
+    ],
+)
+def test_the_configured_sizes_need_so_many_processes(sizes: dict[str, int], num_processes: int) -> None:
+    assert parallel.smallest(LayoutKeys(**sizes)).world_size == num_processes
+
+
 def test_torchrun_s_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in parallel.LAUNCHED:
         monkeypatch.delenv(name, raising=False)

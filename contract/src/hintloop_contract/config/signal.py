@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from hintloop_contract.config.access import ApiKeys
+from hintloop_contract.config.access import ApiKeyEntry, ApiKeys
 from hintloop_contract.config.judging import RulesSection
 from hintloop_contract.config.section import (
     KeptSeconds,
@@ -138,6 +138,17 @@ class PrmSection(Section):
         if self.grpc_listen_port == self.port:
             raise ValueError(f"port and grpc_port are both {self.port}; one of them needs another")
         return self
+
+    @field_validator("api_keys")
+    @classmethod
+    def _callers(cls, value: list[ApiKeyEntry]) -> list[ApiKeyEntry]:
+        for entry in value:
+            if entry.tenant != "default" or not entry.train:
+                raise ValueError(
+                    f"tenant {entry.tenant!r} and train = {str(entry.train).lower()} have no effect here: the _prm_url "
+                    "routes keep and train nothing; leave both out"
+                )
+        return value
 
     @model_validator(mode="after")
     def _teacher(self) -> PrmSection:
