@@ -92,15 +92,12 @@ async def test_a_custom_loss_on_made_up_tokens(tmp_path: Path, source: str, caus
     assert finding.outcome is (Outcome.OK if cause is None else Outcome.FAIL)
 
 
-async def test_a_running_trainers_memory_counts_as_free(tmp_path: Path) -> None:
-    text = student(tmp_path, layers=2000, hidden=4096)
-    running = Snapshot(trainer={"phase": "collecting", "step": "3", "memory_rss": str(2**30)})
-    (memory,) = [f for f in await findings_of(loss.check, tmp_path, text, running) if f.check == "memory"]
-    assert (memory.outcome, memory.cause) == (Outcome.FAIL, Cause.MEMORY_SHORT)
-    assert "the running trainer holds 1.0 GiB" in memory.seen
-    running = Snapshot(trainer={"phase": "collecting", "step": "3", "memory_rss": str(2**50)})
-    (memory,) = [f for f in await findings_of(loss.check, tmp_path, text, running) if f.check == "memory"]
-    assert memory.outcome is Outcome.OK
+async def test_of_a_running_trainer_only_what_never_fits_is_said(tmp_path: Path) -> None:
+    running = Snapshot(trainer={"phase": "collecting", "step": "3"})
+    for layers, outcome in ((20_000, Outcome.FAIL), (1, Outcome.OK)):
+        text = student(tmp_path, layers=layers, hidden=4096)
+        (memory,) = [f for f in await findings_of(loss.check, tmp_path, text, running) if f.check == "memory"]
+        assert (memory.outcome, memory.cause is Cause.MEMORY_SHORT) == (outcome, outcome is Outcome.FAIL), memory.seen
 
 
 def places(temperature: float, noise: float = 0.0) -> list[dict[int, float]]:

@@ -47,6 +47,8 @@ class Look:
     """What the configuration lets expect; ``None`` where its method cannot be read."""
     alone: bool = False
     """Only the configuration is looked at; nothing is contacted."""
+    fresh: bool = False
+    """Redis answered; later checks look again, for minutes may have passed."""
     snapshot: Snapshot | None = None
     """What Redis says of the deployment; ``None`` until it was asked, and when it is away."""
     seen: Seen | None = None

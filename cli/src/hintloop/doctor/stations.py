@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from hintloop_contract.diagnosis.causes import Cause
-from hintloop_contract.errors import HintloopError
+from hintloop_contract.errors import DependencyError, HintloopError
 
 from hintloop.doctor.checks import (
     active,
@@ -42,14 +42,14 @@ class Station:
 STATIONS = (
     Station("configuration", configuration.check, Cause.CONFIGURATION_INVALID),
     Station("redis", redis.check, Cause.REDIS_AWAY),
-    Station("policy", policy.check, Cause.PROXY_AWAY),
-    Station("prm", prm.check_engine, Cause.PRM_ENGINE_AWAY, 60.0),
+    Station("policy", policy.check, Cause.PROXY_AWAY, 60.0),
+    Station("prm", prm.check_engine, Cause.PRM_ENGINE_AWAY, 120.0),
     Station("services", prm.check_service, Cause.PRM_SERVICE_AWAY),
     Station("judge", judging.check, Cause.JUDGE_ENGINE_AWAY, 120.0),
-    Station("teacher", teaching.check, Cause.PRM_ENGINE_AWAY, 60.0),
+    Station("teacher", teaching.check, Cause.PRM_ENGINE_AWAY, 180.0),
     Station("loss", loss.check, Cause.CUSTOM_LOSS_UNUSABLE, 120.0),
     Station("trainer", training.check_running, Cause.TRAINER_AWAY),
-    Station("publishing", training.check_published, Cause.ENGINE_BEHIND),
+    Station("publishing", training.check_published, Cause.ENGINE_BEHIND, 120.0),
     Station("learning", learning.check, Cause.ADVANTAGES_ALL_ZERO),
     Station("traffic", traffic.check, Cause.TURNS_DROPPED),
 )
@@ -98,7 +98,8 @@ async def visit(look: Look, stations: Sequence[Station], tell: Callable[[Visit],
         except (AttributeError, HintloopError, LookupError, OSError, TypeError, ValueError) as error:
             # An answer of a form that nobody expected must not hide what the other stations find.
             seen = f"the check itself failed: {type(error).__name__}: {error}"
-            findings = [fail(station.name, seen, station.cause)]
+            away = isinstance(error, DependencyError) and error.dependency == "redis"
+            findings = [fail(station.name, seen, Cause.REDIS_AWAY if away else station.cause)]
         visits.append(Visit(station.name, findings, time.perf_counter() - started))
         tell(visits[-1])
     return visits

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from hintloop_contract.control import Command, ControlRequest
 from hintloop_contract.diagnosis.causes import Cause
-from hintloop_contract.diagnosis.looking import look as look_at
-from hintloop_contract.diagnosis.looking import recent_of
 from hintloop_contract.diagnosis.publishing import ENDED
 
-from hintloop import funnel
-from hintloop.doctor.checks import training
+from hintloop.doctor.checks import redis, training
 from hintloop.doctor.finding import Finding, fail, ok, skipped
 from hintloop.doctor.look import Look
 from hintloop.errors import CommandError
@@ -34,8 +31,6 @@ async def check(look: Look) -> list[Finding]:
         outcome = await ask_trainer(look.broker, ControlRequest(command=Command.DRILL), WAIT_S)
     except CommandError as error:
         return [fail(NAME, str(error), Cause.WEIGHTS_NEVER_PUBLISHED)]
-    look.snapshot = await funnel.take(look.broker)
-    look.recent = await recent_of(look.broker)
-    look.seen = await look_at(look.broker, look.recent)
+    await redis.take(look)
     after = await training.check_published(look)
     return [ok(NAME, outcome.detail), *after]

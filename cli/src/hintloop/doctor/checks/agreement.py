@@ -134,7 +134,8 @@ async def context(look: Look) -> Finding:
     try:
         plain = await scored(0, 0)
         far = float(np.abs(plain - await scored(0, first)).max())
-        near = float(np.abs(plain - await scored(length - 4 * NUM_SCORED, length - 2 * NUM_SCORED)).max())
+        # An engine of which nothing reaches further than some tokens reads no less of long prompts than of short ones.
+        near = far or float(np.abs(plain - await scored(length - 4 * NUM_SCORED, length - 2 * NUM_SCORED)).max())
     except DependencyError:
         raise
     except HintloopError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 from hintloop_contract.diagnosis.causes import Cause
+from hintloop_contract.diagnosis.publishing import ENDED
 from hintloop_contract.errors import HintloopError
 
 from hintloop.doctor.checks.refused import cause_of
@@ -14,8 +16,9 @@ from hintloop.doctor.look import Look
 #: Change of the loss' gradient below which the teacher does not matter, and gradient that is none.
 NOTHING = 1e-9
 GIB = 2.0**30
-#: Part of the memory that a running trainer may be short of before it is said: what is free changes by the second.
-SLACK = 1.1
+#: How many times the whole memory the estimate of a running trainer has to be: it is of samples that are all as long as
+#: model.max_seq_len allows, which few runs meet.
+NEVER_FITS = 2.0
 
 
 async def check(look: Look) -> list[Finding]:
@@ -90,12 +93,11 @@ def _memory(look: Look) -> Finding:
         return skipped("memory", str(error))
     peak = f"at most {found.estimate.peak / GIB:.1f} GiB a process"
     rows = [{"change": advice.change, "saves, GiB": round(advice.saves / GIB, 2)} for advice in found.advice]
-    held = _held(look)
-    if held:
-        # What a running trainer holds is not free, and was free for it.
-        there = found.capacity.device if found.capacity.device is not None else found.capacity.host
-        if found.estimate.peak > SLACK * (there + held):
-            seen = f"{peak}; the running trainer holds {held / GIB:.1f} GiB, {there / GIB:.1f} GiB are free"
+    if _runs(look):
+        # What a running trainer holds is not free, and was free for it: only what never fits is worth a word.
+        there = found.capacity.device or float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        if found.estimate.peak > NEVER_FITS * there:
+            seen = f"{peak}, which never fits into {there / GIB:.1f} GiB; the running trainer met no such sample yet"
             return fail("memory", seen, Cause.MEMORY_SHORT, rows)
         return ok("memory", peak)
     if not found.shortages:
@@ -104,11 +106,6 @@ def _memory(look: Look) -> Finding:
     return (fail if mode == "refuse" else warn)("memory", said, Cause.MEMORY_SHORT, rows)
 
 
-def _held(look: Look) -> float:
-    """Bytes that the running trainer holds, by its own figures; 0 where none runs."""
+def _runs(look: Look) -> bool:
     status = look.snapshot.trainer if look.snapshot else {}
-    if not status or status.get("phase") in ("stopped", "failed"):
-        return 0.0
-    figures = [look.seen.figure(name) if look.seen else None for name in ("memory_cuda_reserved_peak", "memory_rss")]
-    # A trainer that has made no step yet has told nothing; it runs, so that what it holds was there.
-    return next((figure for figure in figures if figure), 4 * GIB)
+    return bool(status) and status.get("phase") not in ENDED

@@ -16,9 +16,8 @@ from hintloop.doctor.look import Look
 async def check(look: Look) -> list[Finding]:
     """Findings of Redis; what it says of the deployment is kept for later checks."""
     try:
-        look.snapshot = await funnel.take(look.broker)
-        look.recent = await recent_of(look.broker)
-        look.seen = await look_at(look.broker, look.recent)
+        await take(look)
+        look.fresh = True
         problems = await look.broker.durability_problems()
     except DependencyError as error:
         return [fail("redis", error.detail, Cause.REDIS_AWAY)]
@@ -32,3 +31,14 @@ async def check(look: Look) -> list[Finding]:
         cause = Cause.REDIS_MAY_EVICT if "maxmemory" in problem else Cause.REDIS_NOT_DURABLE
         findings.append(warn("durability", problem, cause))
     return findings
+
+
+async def take(look: Look) -> None:
+    """Look at Redis now: what the trainer and the engines say changes while others are asked.
+
+    Raises:
+        DependencyError: Redis is away.
+    """
+    look.snapshot = await funnel.take(look.broker)
+    look.recent = await recent_of(look.broker)
+    look.seen = await look_at(look.broker, look.recent)

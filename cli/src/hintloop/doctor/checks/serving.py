@@ -30,7 +30,7 @@ NEARER = 4.0
 #: Differences below this are rounding, nats; two versions that lie no further apart are not told from one another.
 ROUNDING = 2e-5
 #: Captured prompts whose next token is asked for.
-NUM_PROMPTS = 6
+NUM_PROMPTS = 4
 BASE = "the first weights"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hintloop_contract.diagnosis import publishing
 from hintloop_contract.diagnosis.causes import Cause
 
-from hintloop.doctor.checks import serving
+from hintloop.doctor.checks import redis, serving
 from hintloop.doctor.finding import Finding, fail, of, ok, skipped
 from hintloop.doctor.look import Look
 
@@ -14,6 +14,8 @@ async def check_running(look: Look) -> list[Finding]:
     """What the trainer says of itself."""
     if look.seen is None or look.expected is None:
         return [skipped("trainer", "Redis is away" if look.seen is None else "the method cannot be read")]
+    if look.fresh:
+        await redis.take(look)
     status = look.seen.trainer
     if not status:
         return [fail("trainer", "it never reported", Cause.TRAINER_AWAY)]
@@ -27,6 +29,8 @@ async def check_published(look: Look) -> list[Finding]:
     """Whether every engine serves the released version: by its word, by its scores, and with a fresh cache."""
     if look.seen is None or look.expected is None:
         return [skipped("weights", "Redis is away" if look.seen is None else "the method cannot be read")]
+    if look.fresh:
+        await redis.take(look)
     current, updating = look.seen.weights.current, look.seen.weights.updating
     findings = of("weights", [publishing.unpublished(look.seen, look.expected)])
     if current is None:
