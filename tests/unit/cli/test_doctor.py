@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from aiohttp import web
+from hintloop.commands import app
 from hintloop.doctor import stations
 from hintloop.doctor.checks import configuration, judging, learning, loss, policy, prm, redis, traffic, training
 from hintloop.doctor.finding import Finding, Outcome
@@ -66,7 +68,10 @@ def test_every_cause_is_explained_and_documented() -> None:
     page = (ROOT / "docs" / "doctor.md").read_text()
     rows = [f"| `{cause}` | {told.cause} | {told.fix} |" for cause, told in EXPLANATIONS.items()]
     assert [row for row in rows if row not in page] == []
-    assert all(f"`{name}`" in page for name in stations.NAMES)
+    assert all(f"`{name}`" in page for name in (*stations.NAMES, stations.ACTIVE.name))
+    parameters = typer.main.get_command(app).commands["doctor"].params  # type: ignore[attr-defined]
+    own = {option for parameter in parameters for option in parameter.opts} - {"--state-dir", "--overlay"}
+    assert [option for option in own if option not in page] == []
 
 
 def test_every_reason_of_the_teachers_probe_has_a_cause() -> None:

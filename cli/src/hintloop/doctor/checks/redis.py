@@ -35,7 +35,7 @@ async def check(look: Look) -> list[Finding]:
 
 
 async def take(look: Look) -> Seen:
-    """Look at Redis now, for this check and those that follow: what the trainer and the engines say changes while others are asked.
+    """Look at Redis now, for this check and those that follow: what is said there changes meanwhile.
 
     Raises:
         DependencyError: Redis is away.
