@@ -230,7 +230,8 @@ class Deployment:
         while self.step() < goal:
             self.talk(1, day or Day(turns=1 + BATCH_SIZE))
             self.wait_for("a step, or quiet streams", partial(self._moved_from, self.step()), 120.0)
-        self.wait_for("the release", self.settled, 120.0)
+            # Answers made before the release would be of weights that are not the ones trained.
+            self.wait_for("the release", self.settled, 120.0)
 
     def settled(self) -> bool:
         """Whether the trainer has released what it has trained, and waits for samples."""

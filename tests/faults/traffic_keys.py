@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from redis import Redis
 
 #: Not traffic: weights and versions, what services say of themselves, who leads.
-KEPT = ("weights", "version", "status:", "control", "paused", "linker:", "trained_pending")
+KEPT = ("weights", "version", "status:trainer", "status:engines", "control", "paused", "linker:", "trained_pending")
 
 
 class TrafficKeys:
