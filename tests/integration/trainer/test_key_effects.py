@@ -19,6 +19,7 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample
 from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_trainer import wiring
+from hintloop_trainer.checkpoints import complete, read_state
 from hintloop_trainer.errors import PublishError
 from hintloop_trainer.publish.protocol import Publisher
 from hintloop_trainer.publish.release import Release
@@ -51,6 +52,12 @@ def test_training_waits_for_a_whole_collection(
     progress, _ = bench.train(config, stop=stop)
     timer.cancel()
     assert progress.step == num_steps
+
+
+def test_the_newest_checkpoints_are_kept(bench: Bench, make_sample: MakeSample) -> None:
+    bench.feed([make_sample(turn) for turn in range(8)])
+    bench.train(bench.config(training={"max_steps": 4, "save_interval": 1, "keep_checkpoints": 3}))
+    assert [read_state(folder).step for folder in complete(bench.folder / "checkpoints")] == [2, 3, 4]
 
 
 def test_patience_is_the_number_of_releases_held_back(bench: Bench, make_sample: MakeSample) -> None:

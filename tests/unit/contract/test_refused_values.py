@@ -27,6 +27,7 @@ from pydantic import ValidationError
         ("prm.judge_cache_s", "1000000000000000000", "less than or equal to 315360000"),
         ("redis.turn_retention_s", "1000000000000000000", "less than or equal to 315360000"),
         ("linker.settle_ms", "1000000000000000000", "less than or equal to 315360000000"),
+        ("training.engine", '"fsdp"', "Input should be 'megatron'"),
         ("training.sequence_parallel", "true", "set training.tensor_model_parallel_size above 1"),
         ("training.recompute_granularity", '"full"', "needs training.recompute_method"),
         ("training.recompute_num_layers", "2", "acts only with training.recompute_granularity full"),

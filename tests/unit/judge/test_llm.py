@@ -130,6 +130,23 @@ async def test_failed_votes_end_the_quorum(endpoint: FakeEndpoint) -> None:
     await backend.close()
 
 
+@pytest.mark.parametrize(("quorum", "score"), [(0.5, 1), (1.0, None)])
+async def test_so_many_votes_must_succeed(endpoint: FakeEndpoint, quorum: float, score: int | None) -> None:
+    texts = iter(["\\boxed{1}", "I cannot say.", "\\boxed{1}"])
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if "response_format" in body or "n" in body:
+            return 400, {"error": "not supported"}
+        return 200, completion(next(texts))
+
+    endpoint.answer = answer
+    backend = backend_of(endpoint, prm={"quorum": quorum})
+    opinion = await backend.judge(EXCHANGE, score=True, hint=False)
+    assert len(opinion.judgement.votes) == 3
+    assert opinion.judgement.score == score
+    await backend.close()
+
+
 async def test_a_refused_question_is_a_failed_vote(endpoint: FakeEndpoint) -> None:
     endpoint.answer = lambda body: (400, {"error": "prompt is longer than the context"})
     backend = backend_of(endpoint)
