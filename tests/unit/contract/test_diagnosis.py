@@ -83,8 +83,9 @@ CASES: list[tuple[Cause, dict[str, Any], Expected]] = [
     (Cause.ADVANTAGES_ALL_ZERO, advised(0.0, 0.0, 0.0, 0.0), OPD),
     (Cause.ADVANTAGES_ONE_SIGN, advised(-1.0, 0.0, 0.0, 1.0), OPD),
     (Cause.ADVANTAGES_EXPLODE, advised(-9.0, 14.0, 0.1, 0.9), OPD),
-    (Cause.ENGINE_DRIFT, {"trainer": ran(engine_difference_abs_mean=0.011)}, OPD),
-    (Cause.ENGINE_DRIFT, {"trainer": ran(engine_difference_abs_mean=0.11, staleness_max=1)}, OPD),
+    (Cause.ENGINE_DRIFT, {"trainer": ran(engine_difference_abs_mean=0.011), "steps": []}, OPD),
+    (Cause.ENGINE_DRIFT, {"steps": steps(12, engine_difference_abs_mean=0.011, staleness_max=[0] * 12)}, OPD),
+    (Cause.ENGINE_DRIFT, {"steps": steps(12, engine_difference_abs_mean=0.3, staleness_max=[0, 1, 1] * 4)}, OPD),
     (Cause.ENTROPY_FALLS, {"steps": steps(12, entropy=[2.0] * 7 + [0.2] * 5)}, OPD),
     (Cause.LENGTH_COLLAPSES, {"steps": steps(12, response_length=[40.0] * 7 + [4.0] * 5)}, OPD),
     (Cause.LOSS_MASK_ZERO, {"trainer": ran(grad_norm=0.0)}, OPD),
@@ -163,8 +164,9 @@ def test_what_holds_is_recognised_alone_with_evidence(
 
 
 NEARLY: list[dict[str, Any]] = [
-    {"trainer": ran(engine_difference_abs_mean=0.009)},
-    {"trainer": ran(engine_difference_abs_mean=0.09, staleness_max=1)},
+    {"trainer": ran(engine_difference_abs_mean=0.009), "steps": []},
+    {"trainer": ran(engine_difference_abs_mean=0.3, staleness_max=1), "steps": []},
+    {"steps": steps(12, engine_difference_abs_mean=0.3, staleness_max=1)},
     {"steps": steps(9, entropy=[2.0] * 4 + [0.1] * 5, response_length=[40.0] * 4 + [1.0] * 5)},
     {"steps": steps(12, entropy=[2.0] * 7 + [0.5] * 5, response_length=[40.0] * 7 + [12.0] * 5)},
     {"hints": [("Be concise.", "too long") for _ in range(40)]},

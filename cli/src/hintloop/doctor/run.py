@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +21,15 @@ from rich.console import Console
 
 from hintloop.deployment import decided_file
 from hintloop.doctor import show, stations
+from hintloop.doctor.checks import loss
 from hintloop.doctor.checks.refused import cause_of
 from hintloop.doctor.finding import Outcome, fail
 from hintloop.doctor.look import looking
 from hintloop.doctor.stations import Visit
 from hintloop.errors import CommandError
 
+#: Stations beside `loss` that make it worth importing early.
+ENOUGH_TO_WARM = 6
 #: Exit codes: nothing wrong, something wrong, something that will disappoint.
 CODES = {Outcome.OK: 0, Outcome.FAIL: 1, Outcome.WARN: 3}
 
@@ -85,12 +89,25 @@ async def _walk(loaded: LoadedConfig, wanted: Wanted) -> list[Visit]:
         chosen = wanted.chosen
         if wanted.active and "redis" not in [station.name for station in chosen]:
             chosen = [*stations.chosen(["publishing"]), *chosen]
+        if not wanted.alone:
+            _warm(chosen)
         visits = await stations.visit(look, chosen, tell)
     if at_once:
         show.conclude(console, visits)
     else:
         _print([masked(visit, hidden) for visit in visits], wanted, show.header(loaded.config))
     return visits
+
+
+def _warm(chosen: Sequence[stations.Station]) -> None:
+    """Import torch and megatron beside the stations before `loss`, which wait for engines most of their time."""
+    names = [station.name for station in chosen]
+    if "loss" not in names or len(names) < ENOUGH_TO_WARM:
+        return
+    # What those stations import themselves comes first: two threads should not import the same.
+    import hintloop_teacher.wiring  # noqa: F401
+
+    threading.Thread(target=loss.warm, name="warming", daemon=True).start()
 
 
 def masked(visit: Visit, hidden: Sequence[str]) -> Visit:

@@ -25,8 +25,6 @@ EXPLODED = 10.0
 ALL = 0.999
 #: Mean absolute difference of engine and trainer per token, nats, by dtype of the published weights.
 DRIFT = {"float32": 0.01, "bfloat16": 0.1}
-#: The same, as a multiple, for a step with answers of earlier weights: those rightly differ from the trained ones.
-DRIFT_OF_STALE = 10.0
 #: Entropy that is left of the first steps' when an alarm is due, and below which it is low in any case, nats.
 ENTROPY_LEFT, ENTROPY_LOW = 0.5, 0.3
 #: Length that is left of the first steps' when an alarm is due, and above which answers are not short, tokens.
@@ -75,13 +73,20 @@ def _advantages(seen: Seen) -> tuple[float, float, float, float] | None:
 
 
 def drift(seen: Seen, expected: Expected) -> Recognised | None:
-    """Engine and trainer disagree about tokens of the same weights."""
-    found, stale = seen.figure("engine_difference_abs_mean"), seen.figure("staleness_max") or 0
-    allowed = DRIFT[expected.dtype] * (DRIFT_OF_STALE if stale else 1.0)
-    if found is None or found <= allowed:
+    """Engine and trainer disagree about tokens of the same weights.
+
+    Only steps all of whose answers were made by the weights that were trained say so: earlier ones rightly differ.
+    """
+    name, allowed = "engine_difference_abs_mean", DRIFT[expected.dtype]
+    newest = {key: value for key in (name, "staleness_max") if (value := seen.figure(key)) is not None}
+    recent = [*seen.steps[-RECENT:]] or [newest]
+    fresh = [step[name] for step in recent if name in step and not step.get("staleness_max")]
+    if not fresh or fmean(fresh) <= allowed:
         return None
-    said = f"engine and trainer differ by {found:.4f} nats a token in the mean; {allowed:g} is allowed"
-    return Recognised(Cause.ENGINE_DRIFT, said, {"engine_difference_abs_mean": found, "allowed": allowed})
+    found = fmean(fresh)
+    said = f"engine and trainer differ by {found:.4f} nats a token in the mean of {len(fresh)} step(s)"
+    said += f"; {allowed:g} is allowed"
+    return Recognised(Cause.ENGINE_DRIFT, said, {name: found, "allowed": allowed})
 
 
 def nothing_moves(seen: Seen, expected: Expected) -> Recognised | None:

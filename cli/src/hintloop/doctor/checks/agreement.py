@@ -31,7 +31,7 @@ OTHER_TEMPERATURE = 0.5
 #: Candidates a place that both engines are asked for.
 NUM_CANDIDATES = 20
 #: Most tokens of the long prompt; on two cores a small model reads them in some seconds.
-LONG_PROMPT, SHORTEST_PROMPT = 1024, 96
+LONG_PROMPT, SHORTEST_PROMPT = 768, 96
 #: The part of it, from its beginning, that is changed, and the tokens that are scored behind it.
 CHANGED_SHARE, NUM_SCORED = 8, 8
 #: Tokens by which a context may be shorter than model.max_seq_len: engines keep some for what they generate.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 from hintloop_contract.diagnosis.causes import Cause
@@ -25,6 +26,15 @@ async def check(look: Look) -> list[Finding]:
     """Custom loss, student, layout and memory, as the trainer would read them."""
     # Importing torch and megatron takes seconds of processor time: not in the loop.
     return await asyncio.to_thread(_setup, look)
+
+
+def warm() -> None:
+    """Import what this check needs, while others wait for engines. What is missing is said by the check."""
+    with contextlib.suppress(ModuleNotFoundError):
+        from hintloop_trainer import (
+            megatron,  # noqa: F401  # before anything of megatron-core
+            objective,  # noqa: F401
+        )
 
 
 def _setup(look: Look) -> list[Finding]:
