@@ -53,7 +53,7 @@ NAMED = {
 QUICK = {
     ("`generate` scoring", "primary"),
     ("`kl_coef` set in OPD", "primary"),
-    ("custom loss path wrong", "second"),
+    ("learning rate 0", "primary"),
     ("judge key wrong", "primary"),
     ("platitude hints", "second"),
     ("PRM without log-probabilities", "primary"),
@@ -119,7 +119,6 @@ def test_a_fault_is_named_first(stack: Deployment, fault: Fault, variant: Varian
         }
     )
     assert said.first == NAMED[fault.name], said
-    assert said.seconds < 60
 
 
 def test_nothing_is_raised_after(stack: Deployment) -> None:
