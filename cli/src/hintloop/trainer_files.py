@@ -56,14 +56,20 @@ def read_steps(directory: Path) -> list[dict[str, Any]]:
     return surviving(_whole_lines(directory / METRICS_FILE))
 
 
-def read_answers(directory: Path) -> list[KeptAnswer]:
-    """The answers that were kept; empty when none were.
+def iter_answers(directory: Path) -> Iterator[KeptAnswer]:
+    """The answers that were kept, one at a time; none when none were.
 
     Raises:
         CommandError: the file is of another form.
     """
     path = directory / TOKENS_FILE
-    try:
-        return [msgspec.json.decode(line, type=KeptAnswer) for line in _whole_lines(path)]
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CommandError(f"{path} cannot be read: {error}; is it of another version?") from error
+    for line in _whole_lines(path):
+        try:
+            yield msgspec.json.decode(line, type=KeptAnswer)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise CommandError(f"{path} cannot be read: {error}; is it of another version?") from error
+
+
+def read_answers(directory: Path) -> list[KeptAnswer]:
+    """All of :func:`iter_answers`."""
+    return list(iter_answers(directory))

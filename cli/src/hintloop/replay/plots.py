@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hintloop.replay.spread import BIN_WIDTH, EDGE, NUM_BINS
 from hintloop.replay.summary import SCORES, Agreement, SideFigures
-from hintloop.report.figures import COLOURS, Plot, legend, plot
+from hintloop.report.figures import COLOURS, Plot, legend, plot, shares_in_powers
 
 #: Bins of the store's histogram that are drawn as one.
 JOINED = 25
@@ -88,7 +88,6 @@ def _advantages(axes: Axes, sides: Sequence[SideFigures]) -> None:
             )
     inside = edges[:-1][used]
     axes.set_xlim(min(inside.min(), -1.0), max(inside.max() + BIN_WIDTH * JOINED, 1.0))
-    axes.set_yscale("log")
+    shares_in_powers(axes)
     axes.set_xlabel("advantage, nats")
-    axes.set_ylabel("share of tokens")
     legend(axes, len(sides) > 1)

@@ -11,12 +11,14 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from hintloop.report.runs import Run
 from hintloop.report.summary import FAR, Groups, class_groups, position_groups
 
-SIZE_INCHES = (6.4, 3.0)
+SIZE_INCHES = (5.6, 3.1)
+#: Characters of a label of which no three fit side by side.
+LONG_LABEL = 18
 #: Steps over which a line is smoothed; the values themselves stay visible behind it.
 SMOOTHED = 5
 COLOURS = ("#2b6cb0", "#c05621")
@@ -99,7 +101,17 @@ def plot(title: str, draw: Callable[[Axes], None]) -> Plot:
 def legend(axes: Axes, wanted: bool) -> None:
     """Say what is what, above the plot: no place inside it is free in every plot."""
     if wanted:
-        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2)
+        longest = max((len(label) for label in axes.get_legend_handles_labels()[1]), default=0)
+        columns = 3 if longest <= LONG_LABEL else 2
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
+
+
+def shares_in_powers(axes: Axes) -> None:
+    """Shares of tokens over several powers of ten."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("share of tokens")
 
 
 def _lines(axes: Axes, runs: Sequence[Run], names: dict[str, str], label: str, zero: bool) -> None:
@@ -110,11 +122,17 @@ def _lines(axes: Axes, runs: Sequence[Run], names: dict[str, str], label: str, z
             if not len(steps):
                 continue
             words = [word for word, wanted in ((run.name, len(runs) > 1), (called, several)) if wanted]
+            label_of_run = " ".join(words) or None
+            if len(values) <= SMOOTHED:
+                axes.plot(steps, values, color=colour, linestyle=style, marker=".", label=label_of_run)
+                continue
             axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8, linestyle=style)
-            axes.plot(steps, _smooth(values), color=colour, linestyle=style, label=" ".join(words) or None)
+            axes.plot(steps, _smooth(values), color=colour, linestyle=style, label=label_of_run)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
+    # Each mark with its whole number: a common factor would stand where the legend is.
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     if zero:
         axes.set_ylim(bottom=0)
     legend(axes, len(runs) > 1 or several)
@@ -165,9 +183,8 @@ def _histogram(axes: Axes, runs: Sequence[Run]) -> None:
         if len(values):
             weights = np.full(len(values), 1 / len(values))
             axes.hist(values, bins.tolist(), weights=weights, color=colour, alpha=0.55, label=run.name)
-    axes.set_yscale("log")
+    shares_in_powers(axes)
     axes.set_xlabel(f"advantage, nats (what lies further out counts at ±{FAR:g})")
-    axes.set_ylabel("share of tokens")
     legend(axes, len(runs) > 1)
 
 

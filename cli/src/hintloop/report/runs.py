@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hintloop.errors import CommandError
 from hintloop.report.pipeline import Pipeline, Preference, read_pipeline, read_preference
-from hintloop.trainer_files import METRICS_FILE, KeptAnswer, read_answers, read_steps
+from hintloop.trainer_files import METRICS_FILE, KeptAnswer, iter_answers, read_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def read_run(directory: Path, first: int, *, name: str | None = None) -> Run:
     if not steps:
         raise CommandError(f"{path} holds no step yet; wait for the first one")
     kept = _Kept()
-    for answer in read_answers(directory):
+    for answer in iter_answers(directory):
         if answer.step <= first:
             kept.add(answer)
     found = kept.run(name or directory.resolve().name, directory, steps)

@@ -222,9 +222,10 @@ def comparison(run: Run, other: Run) -> Table:
         from scipy.stats import ks_2samp
 
         found = ks_2samp(mine, theirs)
-        label = "advantages: largest difference of the two distributions (Kolmogorov–Smirnov), p"
-        rows.append((label, "", f"{found.pvalue:.2g}", f"{found.statistic:.3f}"))
-    return Table(f"Last {ENDS_STEPS} steps", ("", run.name, other.name, "difference"), rows)
+        label = "advantages: largest difference of the two distributions (Kolmogorov–Smirnov)"
+        rows.append((label, "", "", f"{found.statistic:.3f}"))
+        rows.append(("its p: how likely so much is by chance", "", "", f"{found.pvalue:.2g}"))
+    return Table(f"Last steps, up to {ENDS_STEPS}", ("", run.name, other.name, "difference"), rows)
 
 
 def _number(value: Any) -> str:
