@@ -93,6 +93,28 @@ def test_a_pause_outlives_the_trainer_and_ends_when_asked(trained: Bench, make_s
     assert drops(trained) == {("train", "orphan_version"): 1}
 
 
+def test_a_drill_walks_both_ways_and_changes_nothing(trained: Bench, make_sample: MakeSample) -> None:
+    asked = ask(trained, ControlRequest(command=Command.DRILL))
+    progress, _ = trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
+    found = outcome(trained, asked)
+    assert (found.state, found.version) == ("done", 6)
+    assert "version 4 was published anew as 5, and gone back to as 6" in found.detail
+    assert same(weights(trained, 4), weights(trained, 5)) and same(weights(trained, 4), weights(trained, 6))
+    assert run(trained, trained.broker.weights()).current == 6
+    assert (progress.step, run(trained, trained.broker.paused())) == (3, None)
+    trained.feed([make_sample(turn, version_oldest=4, version_newest=4) for turn in (41, 42)])
+    progress, _ = trained.train(rollback_config(trained))
+    assert (progress.step, drops(trained)) == (4, {}), "answers of the version before are still its descendants'"
+
+
+def test_a_drill_does_not_end_a_pause(trained: Bench) -> None:
+    ask(trained, ControlRequest(command=Command.ROLLBACK, version=3))
+    asked = ask(trained, ControlRequest(command=Command.DRILL))
+    trained.train(rollback_config(trained), stop=stop_when(trained, settled(trained, asked)))
+    assert outcome(trained, asked).state == "done"
+    assert run(trained, trained.broker.paused()).reason == "rolled back to version 3"
+
+
 def test_a_death_in_a_rollback_ends_in_the_same_place(trained: Bench) -> None:
     class Died(BaseException):
         pass

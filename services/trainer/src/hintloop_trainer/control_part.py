@@ -125,7 +125,7 @@ class ControlPart:
 
     def _settle(self, request_id: str, request: ControlRequest, outcome: ControlOutcome) -> None:
         deps, progress = self._deps, self._progress
-        if outcome.state == ControlState.DONE:
+        if outcome.state == ControlState.DONE and request.command != Command.DRILL:
             rolled_back = request.command == Command.ROLLBACK
             progress.paused = f"rolled back to version {request.version}" if rolled_back else ""
 
@@ -250,7 +250,7 @@ class ControlPart:
         left = self._load(target)
         self._deps.reached(Point.ROLLED_BACK)
         scores = self._publishing.probe()
-        self._publishing.publish(scores, judged=False)
+        self._publishing.publish(scores, reason="rollback")
         released = self._progress.lineage.current
         self._log.warning("rolled back", to=version, step=target.step, released=released, state=left)
         detail = f"weights of version {version} (step {target.step}) serve as version {released}; {left}"
@@ -262,7 +262,7 @@ class ControlPart:
         if current is None or self._progress.lineage.step_of(current) != self._progress.step:
             raise RequestRefusedError("the newest weights are not released; the gate holds them back")
         self._waiting.status("drill: publishing")
-        self._publishing.publish(self._publishing.probe(), judged=False)
+        self._publishing.publish(self._publishing.probe(), reason="drill")
         published = self._progress.lineage.current
         assert published is not None
         outcome = self._roll_back(published)

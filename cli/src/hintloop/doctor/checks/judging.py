@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import DependencyError, HintloopError
 
+from hintloop.doctor.checks.refused import cause_of
 from hintloop.doctor.checks.triples import TRIPLES, Triple
 from hintloop.doctor.finding import Finding, Outcome, fail, ok, skipped, warn
 from hintloop.doctor.look import Look
@@ -40,7 +41,7 @@ async def check(look: Look) -> list[Finding]:
             look.config.model_copy(update={"prm": prm}), look.broker, directory=look.loaded.directory
         )
     except HintloopError as error:
-        return [fail("judge", str(error), Cause.CONFIGURATION_INVALID)]
+        return [fail("judge", str(error), cause_of(str(error)))]
     needs = look.judge.needs
     if not needs.score and not (needs.hint and look.config.opd.enable_hint_extraction):
         return [skipped("judge", "this configuration asks it nothing")]

@@ -10,6 +10,7 @@ from hintloop_contract.errors import DependencyError, HintloopError
 
 from hintloop.doctor.checks import agreement, serving
 from hintloop.doctor.checks.asking import teacher_of
+from hintloop.doctor.checks.refused import cause_of
 from hintloop.doctor.finding import Finding, Outcome, fail, ok, skipped
 from hintloop.doctor.look import Look, address
 
@@ -35,7 +36,7 @@ async def check_engine(look: Look) -> list[Finding]:
     try:
         await teacher_of(look)
     except HintloopError as error:
-        return [fail(name, str(error), Cause.CONFIGURATION_INVALID)]
+        return [fail(name, str(error), cause_of(str(error)))]
     assert look.teacher is not None
     if not look.teacher.needs.prm_engine:
         return [skipped(name, "this configuration needs none to teach")]
