@@ -1,0 +1,1 @@
+../../../../../engines/sglang/start.sh

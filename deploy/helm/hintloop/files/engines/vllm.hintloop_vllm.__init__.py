@@ -1,0 +1,1 @@
+../../../../../engines/vllm/hintloop_vllm/__init__.py

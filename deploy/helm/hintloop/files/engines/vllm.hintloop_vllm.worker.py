@@ -1,0 +1,1 @@
+../../../../../engines/vllm/hintloop_vllm/worker.py
