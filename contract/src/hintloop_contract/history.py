@@ -87,7 +87,7 @@ class VersionNote(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     weights_hash: str = ""
     reason: str = "step"
-    """Why: ``start`` (of a run), ``step``, ``rollback`` or ``restored`` (by the gate)."""
+    """Why: ``start`` (of a run), ``step``, ``rollback`` or ``drill``."""
 
 
 #: What the trainer notes by itself.

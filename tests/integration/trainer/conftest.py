@@ -18,6 +18,7 @@ import pytest
 import torch.distributed as dist
 from hintloop_contract.broker import Broker
 from hintloop_contract.config.schema import Config
+from hintloop_contract.history import HistoryBounds
 from hintloop_contract.messages import Sample
 from hintloop_contract.streams import SAMPLES
 from hintloop_contract.testing.memory import MemoryBroker
@@ -161,7 +162,7 @@ def bench(tmp_path: Path, layout: parallel.Layout) -> Iterator[Bench]:
     with Background() as background:
 
         async def connect() -> Broker:
-            return MemoryBroker()
+            return MemoryBroker(history=HistoryBounds(10_000, 100_000_000))
 
         broker = background.run(connect())
         background.run(broker.ensure_groups())

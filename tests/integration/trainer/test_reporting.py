@@ -90,7 +90,7 @@ def test_answers_are_traced_in_the_first_steps_only(
     monkeypatch.setattr("hintloop_trainer.report_part.TRACED_STEPS", 1)
     monkeypatch.setattr("hintloop_trainer.traces.TRACED_STEPS", 1)
     bench.feed([make_sample(turn) for turn in range(4)])
-    _, learner = bench.train(bench.config(opd={"log_teacher_logprobs": True}))
+    _, learner = bench.train(bench.config(opd={"log_teacher_logprobs": True}, console={"history": False}))
     assert {line["step"] for line in read(bench, "teacher_logprobs.jsonl")} == {1}
     # After them no rank collects them any more.
     assert not learner.objective.traced

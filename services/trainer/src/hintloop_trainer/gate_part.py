@@ -53,6 +53,8 @@ class GatePart:
         self._log = structlog.get_logger()
         self.metrics: Metrics = {}
         """Of the last look; empty without a gate."""
+        self.reasons: tuple[str, ...] = ()
+        """Why the last candidate was held back; empty when it was not."""
 
     @property
     def exhausted(self) -> bool:
@@ -69,20 +71,20 @@ class GatePart:
         if failing and not progress.holds and self._mark is not None:
             # Of a step's advantages it is told after its release; by now those of the released step are in.
             self._mark.advantages = copy.deepcopy(progress.advantages)
+        self.reasons = tuple(str(reason) for reason in failing)
         progress.holds = progress.holds + 1 if failing else 0
         self.metrics["gate_held"], self.metrics["gate_holds"] = int(bool(failing)), progress.holds
         if not failing:
             progress.alarm = ""
             self._passed_step = progress.step
             return True
-        reasons = "; ".join(str(reason) for reason in failing)
-        progress.alarm = f"step {progress.step} is held back: {reasons}"
+        progress.alarm = f"step {progress.step} is held back: {'; '.join(self.reasons)}"
         self._log.error(
             "release held back",
             step=progress.step,
             holds=progress.holds,
             patience=self._deps.config.gate.patience,
-            reasons=[str(reason) for reason in failing],
+            reasons=list(self.reasons),
         )
         self._waiting.status("held back", self.metrics)
         return False

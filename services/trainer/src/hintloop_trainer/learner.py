@@ -204,7 +204,7 @@ class Learner:
         return found
 
     def trace(self, wanted: bool) -> None:
-        """Whether what the teacher says of every token is kept in the steps to come."""
+        """Whether what is known of every token is kept in the steps to come."""
         self.objective = dataclasses.replace(self.objective, traced=wanted)
 
     def _check_gradient(self) -> None:

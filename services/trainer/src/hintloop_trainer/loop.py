@@ -18,6 +18,7 @@ from hintloop_trainer.control_part import ControlPart
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.errors import BackgroundError, CheckpointError, StopRequestedError, TrainingError
 from hintloop_trainer.gate_part import GatePart
+from hintloop_trainer.history_part import HistoryPart
 from hintloop_trainer.learner import StepResult
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
@@ -46,7 +47,8 @@ class TrainingLoop:
         self._waiting = Waiting(deps, self._progress)
         self._teacher = TeacherPart(deps, self._waiting.insist_or_stop)
         self._gate = GatePart(deps, self._progress, self._waiting)
-        self._publishing = PublishPart(deps, self._progress, self._waiting, self._gate)
+        self._history = HistoryPart(deps, self._progress)
+        self._publishing = PublishPart(deps, self._progress, self._waiting, self._gate, self._history)
         self._saving = SavePart(deps, self._progress, self._waiting)
         self._control = ControlPart(deps, self._progress, self._waiting, self._publishing, self._saving, self._gate)
         self._reporting = ReportPart(deps, self._progress)
@@ -70,7 +72,7 @@ class TrainingLoop:
             published = self._control.start()
             scores = self._publishing.probe()
             if not published:
-                self._publishing.publish(scores, judged=False)
+                self._publishing.publish(scores, reason="start")
             self._teacher.start(self._progress.step, scores)
             while not self._finished():
                 self._obey()
@@ -110,6 +112,7 @@ class TrainingLoop:
         return self._deps.stop.is_set() or (limit is not None and done >= limit)
 
     def _close(self, phase: str) -> None:
+        self._history.close()
         try:
             self._gate.close()
             self._saving.save_rest()
@@ -226,6 +229,7 @@ class TrainingLoop:
             **{f"seconds_{name}": value for name, value in seconds.items()},
         }
         metrics = self._reporting.step(result, batch, staleness, more)
+        self._history.step(result.traces, metrics, first_pass=first_pass)
         self._waiting.status("trained", metrics)
 
     def _count(self, batch: list[Held]) -> None:

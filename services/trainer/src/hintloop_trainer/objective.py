@@ -338,7 +338,7 @@ def objective_from(config: Config, loss: LoadedLoss) -> Objective:
         kl_coef=training.kl_coef,
         kl_estimator=training.kl_estimator,
         entropy_coef=training.entropy_coef,
-        traced=config.opd.log_teacher_logprobs,
+        traced=config.opd.log_teacher_logprobs or config.console.history,
     )
     trial.tried(objective, config.topk_opd.top_k)
     return objective

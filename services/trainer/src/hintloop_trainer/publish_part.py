@@ -10,6 +10,7 @@ from hintloop_trainer import starts
 from hintloop_trainer.deps import LoopDeps
 from hintloop_trainer.errors import WeightsError
 from hintloop_trainer.gate_part import GatePart
+from hintloop_trainer.history_part import HistoryPart
 from hintloop_trainer.points import Point
 from hintloop_trainer.progress import Progress
 from hintloop_trainer.publish.release import Release
@@ -19,12 +20,15 @@ from hintloop_trainer.waiting import Waiting
 class PublishPart:
     """Releases the weights as they are under new versions."""
 
-    def __init__(self, deps: LoopDeps, progress: Progress, waiting: Waiting, gate: GatePart) -> None:
+    def __init__(
+        self, deps: LoopDeps, progress: Progress, waiting: Waiting, gate: GatePart, history: HistoryPart
+    ) -> None:
         """``progress`` gets the versions released."""
         self._deps = deps
         self._progress = progress
         self._waiting = waiting
         self._gate = gate
+        self._history = history
 
     def probe(self) -> list[float]:
         """The probe's scores under the weights as they are.
@@ -41,12 +45,14 @@ class PublishPart:
             )
         return scores
 
-    def publish(self, scores: list[float], *, judged: bool = True) -> dict[str, float]:
+    def publish(self, scores: list[float], *, reason: str = "step") -> dict[str, float]:
         """Export the weights and release them under a new version; seconds by phase.
 
-        Those that the gate holds back are not released, and their files are deleted. Not ``judged`` are weights that
-        were released before: they are what later ones are compared with.
+        After a ``step`` the gate looks at them: such as it holds back are not released, and their files are deleted.
+        Those of another ``reason`` (`history.VersionNote.reason`) were released before, and are not judged: they are
+        what later ones are compared with.
         """
+        judged = reason == "step"
         deps, progress, insist = self._deps, self._progress, self._waiting.insist
         self._waiting.status("publishing")
         root = deps.config.training.checkpoint_dir
@@ -69,7 +75,10 @@ class PublishPart:
         }
         unsaved = deps.background.run(deps.source.unacknowledged())
         release = Release(version, directory, deps.probe_ids, scores, unsaved)
-        if judged and not self._gate.admits(release):
+        admitted = not judged or self._gate.admits(release)
+        if judged and self._gate.metrics:
+            self._history.gate(version, self._gate.reasons, self._gate.metrics)
+        if not admitted:
             held = {**fields, "held": progress.alarm}
             insist("describing a version", lambda: deps.broker.describe_version(version, held))
             self._gate.discard(directory)
@@ -78,6 +87,7 @@ class PublishPart:
         insist("describing a version", lambda: deps.broker.describe_version(version, fields))
         insist("publishing", lambda: deps.publisher.publish(release))
         deps.reached(Point.PUBLISHED)
+        self._history.version(version, progress.lineage.current, digest, reason)
         progress.lineage.release(version, progress.step)
         seconds["publish"] = time.perf_counter() - started
         if not judged:

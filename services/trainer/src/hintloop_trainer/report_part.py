@@ -41,12 +41,15 @@ class ReportPart:
             **more,
         }
         deps.sinks.write(metrics)
-        deps.trace_file.write(progress.step, result.traces, {held.sample.turn_id: held for held in batch})
+        if deps.config.opd.log_teacher_logprobs:
+            deps.trace_file.write(progress.step, result.traces, {held.sample.turn_id: held for held in batch})
         if progress.step == TRACED_STEPS:
             self._trace(False)
         self._log.info("step", **shown(metrics))
         return metrics
 
     def _trace(self, wanted: bool) -> None:
-        if self._deps.config.opd.log_teacher_logprobs:
+        config = self._deps.config
+        # The history takes them of every step.
+        if config.opd.log_teacher_logprobs and not config.console.history:
             self._deps.ranks.call("trace", wanted)

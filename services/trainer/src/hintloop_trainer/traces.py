@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import structlog
 import torch
 from hintloop_contract.messages import Sample
 from hintloop_contract.tensors import unpack
+from numpy.typing import NDArray
 
 from hintloop_trainer.batch import MicroBatch
 from hintloop_trainer.losses.inputs import LossInputs
@@ -33,37 +35,43 @@ TRACED_STEPS = 100
 #: About 40 bytes a token: some six million tokens.
 MAX_BYTES = 256 * 1024 * 1024
 
+Values = NDArray[np.float32] | Sequence[float]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """One answer that the teacher scored; all lists are ``[T]``, nats at temperature 1."""
+    """One answer; all are float32 ``[T]``, nats at temperature 1."""
 
     turn_id: str
-    teacher_logprobs: list[float]
-    old_logprobs: list[float]
-    advantages: list[float]
-    """As the loss was given them; teacher minus student under a custom loss without advantages."""
+    teacher_logprobs: Values | None
+    """``None`` when the teacher did not score it."""
+    old_logprobs: Values
+    advantages: Values | None
+    """As the loss was given them; teacher minus student under a custom loss without advantages, ``None`` where that is
+    nothing either."""
 
 
 def read_traces(batch: MicroBatch, inputs: LossInputs) -> list[TokenTrace]:
-    """Traces of the micro-batch's samples that the teacher scored."""
-    teacher_N = inputs.teacher_logprobs_N
-    if teacher_N is None:
-        return []
-    advantages_N = inputs.advantages_N if inputs.advantages_N is not None else teacher_N - inputs.old_logprobs_N
+    """Traces of the micro-batch's samples."""
+    teacher_N, advantages_N = inputs.teacher_logprobs_N, inputs.advantages_N
+    if advantages_N is None and teacher_N is not None:
+        advantages_N = teacher_N - inputs.old_logprobs_N
+    lengths = [example.num_trained for example in batch.examples]
+    columns = [_parts(values_N, lengths) for values_N in (teacher_N, inputs.old_logprobs_N, advantages_N)]
     traces = []
-    for index, example in enumerate(batch.examples):
-        rows_N = inputs.sample_N == index
-        teacher_T = teacher_N[rows_N]
-        if not bool(teacher_T.isnan().any()):
-            old_T, advantages_T = inputs.old_logprobs_N[rows_N], advantages_N[rows_N]
-            traces.append(TokenTrace(example.turn_id, *map(_listed, (teacher_T, old_T, advantages_T))))
+    for example, teacher_T, old_T, advantages_T in zip(batch.examples, *columns, strict=True):
+        if old_T is not None:
+            traces.append(TokenTrace(example.turn_id, teacher_T, old_T, advantages_T))
     return traces
 
 
-def _listed(values_T: torch.Tensor) -> list[float]:
-    listed: list[float] = values_T.detach().float().cpu().tolist()
-    return listed
+def _parts(values_N: torch.Tensor | None, lengths: list[int]) -> list[NDArray[np.float32] | None]:
+    """Values by answer; ``None`` for such as have none, or one that is missing."""
+    if values_N is None:
+        return [None] * len(lengths)
+    values: NDArray[np.float32] = values_N.detach().float().cpu().numpy()
+    parts = np.split(values, np.cumsum(lengths)[:-1])
+    return [None if np.isnan(part).any() else part.copy() for part in parts]
 
 
 class TraceFile:
@@ -89,13 +97,13 @@ class TraceFile:
             self._end(str(error), step)
 
     def write(self, step: int, traces: Sequence[TokenTrace], held: Mapping[str, Held]) -> None:
-        """Append one line a trace; ``held`` finds the sample by its turn id.
+        """Append one line a trace that the teacher scored; ``held`` finds the sample by its turn id.
 
         Where it cannot be written, that is logged, and no more is kept: training goes on.
         """
-        if step > TRACED_STEPS or not traces or self._full:
+        lines = [] if step > TRACED_STEPS or self._full else _lines(step, traces, held)
+        if not lines:
             return
-        lines = [_line(step, trace, held[trace.turn_id].sample) for trace in traces]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:
@@ -117,21 +125,29 @@ class TraceFile:
         structlog.get_logger().warning(message, path=str(self._path), detail=why, step=step)
 
 
-def _line(step: int, trace: TokenTrace, sample: Sample) -> bytes:
+def _lines(step: int, traces: Sequence[TokenTrace], held: Mapping[str, Held]) -> list[bytes]:
+    return [
+        _line(step, trace, trace.teacher_logprobs, trace.advantages, held[trace.turn_id].sample)
+        for trace in traces
+        if trace.teacher_logprobs is not None and trace.advantages is not None
+    ]
+
+
+def _line(step: int, trace: TokenTrace, teacher: Values, advantages: Values, sample: Sample) -> bytes:
     line = {
         "step": step,
         "turn_id": trace.turn_id,
         "hint": sample.hint,
         "score": sample.score,
         "response_ids": unpack(sample.response_ids).tolist(),
-        "teacher_logprobs": _short(trace.teacher_logprobs),
+        "teacher_logprobs": _short(teacher),
         "old_logprobs": _short(trace.old_logprobs),
-        "advantages": _short(trace.advantages),
+        "advantages": _short(advantages),
     }
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def _short(values: Sequence[float]) -> list[float]:
+def _short(values: Values) -> list[float]:
     """Nine digits tell every float32 apart; as float64 they would print eight more."""
     return [float(f"{value:.9g}") for value in values]
 
