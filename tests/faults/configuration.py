@@ -136,7 +136,7 @@ GENERATE = {"opd": {"teacher_scoring_mode": "generate"}}
 WIDE = {"topk_opd": {"top_k": 200}, "advantage": {"estimator": "grpo", "custom_loss_function_path": TOPK}}
 NOWHERE = {"training": {"use_custom_loss": True, "custom_loss_path": "losses/reverse_kl_v2.py"}}
 FOLDER = {"advantage": {"custom_loss_function_path": "openclaw_opd/losses"}}
-LONG = {"model": {"max_seq_len": 8192}, "training": {"micro_batch_size": 512}}
+CROWDED = {"training": {"micro_batch_size": 8192}}
 
 FAULTS = [
     Fault(
@@ -152,5 +152,5 @@ FAULTS = [
     ),
     Fault("custom loss path wrong", overlaid("loss-nowhere", NOWHERE), overlaid("loss-folder", FOLDER)),
     Fault("`compute_loss` missing", no_function, other_signature),
-    Fault("memory estimate exceeded", overlaid("long", LONG), large_student),
+    Fault("memory estimate exceeded", overlaid("crowded", CROWDED), large_student),
 ]

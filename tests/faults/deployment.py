@@ -23,6 +23,8 @@ from typing import Any
 import httpx
 import tomli_w
 from hintloop.local import ports
+from hintloop_contract.redis_broker import RedisBroker, connect
+from hintloop_contract.tensors import unpack
 from redis import Redis
 from tokenizers import Tokenizer
 
@@ -256,6 +258,19 @@ class Deployment:
         """Wait until nothing is on its way, but what waits for its next state or for its batch."""
         time.sleep(0.6)
         self.wait_for("quiet streams", lambda: not self._on_the_way(), timeout_s)
+
+    def recorded_prompts(self) -> list[list[int]]:
+        """Ids of every prompt whose turn is recorded, as it was served."""
+        return asyncio.run(self._prompts())
+
+    async def _prompts(self) -> list[list[int]]:
+        broker = RedisBroker(connect(self.redis_url), POLICY)
+        try:
+            names = [key.decode().rpartition(":")[2] for key in self.redis.scan_iter(match="*:turn:*", count=1000)]
+            records = [await broker.get_turn(name) for name in names]
+        finally:
+            await broker.close()
+        return [unpack(record.prompt_ids).tolist() for record in records if record is not None]
 
     def ids(self, text: str) -> list[int]:
         """Token ids of bare text."""

@@ -25,7 +25,7 @@ def step_that_is_not_published(stack: Deployment, *changes: Change) -> Iterator[
     """A step is made while engines take no weights; they are published once that is lifted."""
     before = stack.step()
     with stack.policy_wire.changed(*changes):
-        stack.talk(3, Day(turns=4))
+        stack.talk(1, Day(turns=3))
         stack.wait_for("a step", lambda: stack.step() > before, 120.0)
         stack.wait_for("a failed release", lambda: stack.updating() or _failed(stack), 60.0)
         yield
@@ -130,9 +130,10 @@ def reloaded(stack: Deployment) -> Iterator[None]:
 @contextmanager
 def kept_cache(stack: Deployment) -> Iterator[None]:
     """Recent prompts were computed with other weights, and the cache was not flushed after the right ones came."""
+    stack.train(1, Day(turns=3))
     version = str(stack.version())
     engines.load(stack.policy_engine, stack.model_dir, version=version)
-    stack.talk(4, Day(turns=3))
+    engines.ask(stack.policy_engine, stack.recorded_prompts())
     engines.load(stack.policy_engine, _released(stack), version=version, flush=False)
     try:
         yield

@@ -42,7 +42,7 @@ def on_policy(changes: Changes) -> Injector:
     @contextmanager
     def inject(stack: Deployment) -> Iterator[None]:
         with stack.traffic.put_aside(fresh=True), stack.policy_wire.changed(*changes(stack)):
-            stack.talk(2, Day(turns=3))
+            stack.talk(1, Day(turns=2))
             stack.quiet()
             yield
 
