@@ -2,11 +2,14 @@
 import { computed, reactive } from 'vue'
 import { ApiError, get, post, remove } from './api/client'
 import type { Me } from './api/types'
+import { connectLive } from './live'
 
 export const access = reactive({ me: null as Me | null })
 
 export const canWrite = computed(() => access.me?.can_write === true)
-export const canSignIn = computed(() => access.me !== null && access.me.password_set !== false)
+/** Nothing is shown before someone has signed in. */
+export const closed = computed(() => access.me?.read_requires_password === true && !access.me.signed_in)
+export const canSignIn = computed(() => access.me !== null && access.me.password_set)
 
 export async function refreshMe(): Promise<void> {
   access.me = await get<Me>('me')
@@ -21,6 +24,7 @@ export async function signIn(password: string): Promise<boolean> {
     throw error
   }
   await refreshMe()
+  connectLive()
   return true
 }
 

@@ -18,6 +18,9 @@ const dayTime = computed(
       hour12: false,
     }),
 )
+const hourMinute = computed(
+  () => new Intl.DateTimeFormat(tag.value, { hour: '2-digit', minute: '2-digit', hour12: false }),
+)
 const full = computed(() => new Intl.DateTimeFormat(tag.value, { dateStyle: 'long', timeStyle: 'long' }))
 const relative = computed(() => new Intl.RelativeTimeFormat(tag.value, { numeric: 'auto', style: 'short' }))
 
@@ -72,13 +75,19 @@ export function clock(ms: Number_): string {
   return Date.now() - ms < 86_400_000 / 2 ? time.value.format(ms) : dayTime.value.format(ms)
 }
 
+/** The time of day without seconds, with the day where several are seen together. */
+export function minute(ms: number, withDay: boolean): string {
+  return (withDay ? dayTime : hourMinute).value.format(ms)
+}
+
 export function moment(ms: Number_): string {
   return missing(ms) ? NONE : full.value.format(ms)
 }
 
 export function ago(ms: Number_, now: number): string {
   if (missing(ms)) return NONE
-  const seconds = Math.round((ms - now) / 1000)
+  // Clocks differ a little, and nothing happened later than now.
+  const seconds = Math.min(0, Math.round((ms - now) / 1000))
   const size = Math.abs(seconds)
   if (size < 60) return relative.value.format(seconds, 'second')
   if (size < 3_600) return relative.value.format(Math.round(seconds / 60), 'minute')

@@ -2,6 +2,7 @@
 import { reactive } from 'vue'
 import { apiUrl, get } from './api/client'
 import type { Alarms, Loop, StepRow, TurnRow } from './api/types'
+import { setClock } from './now'
 
 export type LinkState = 'connecting' | 'open' | 'lost'
 
@@ -23,6 +24,8 @@ export const live = reactive({
   /** When the last event came, by this computer's clock. */
   heardMs: 0,
   loop: null as Loop | null,
+  /** Why Redis does not answer the console. */
+  away: null as string | null,
   looks: [] as Loop[],
   alarms: { active: [], past: [] } as Alarms,
 })
@@ -63,8 +66,13 @@ function heard(): void {
   wasOpen = true
 }
 
-function takeLoop(loop: Loop): void {
+function takeLoop(look: Partial<Loop>): void {
+  live.away = look.away ?? null
+  // Before Redis has answered once there is nothing but the reason.
+  if (look.funnel === undefined) return
+  const loop = look as Loop
   live.loop = loop
+  if (live.away === null) setClock(loop.time_ms)
   live.looks.push(loop)
   if (live.looks.length > NUM_LOOKS) live.looks.shift()
 }
@@ -103,6 +111,13 @@ function open(): void {
     listeners.alarm.forEach((listener) => listener(row))
     void refreshAlarms()
   })
+}
+
+/** Connect now: at the start, and when signing in has opened what was closed. */
+export function connectLive(): void {
+  retryMs = FIRST_RETRY_MS
+  open()
+  void refreshAlarms()
 }
 
 export function startLive(): void {

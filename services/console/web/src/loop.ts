@@ -29,14 +29,12 @@ export function droppedTotal(loop: Loop): number {
   return Object.values(loop.dropped).reduce((sum, number) => sum + number, 0)
 }
 
-/** Drop counts by stage, most first. */
-export function droppedByStage(loop: Loop): [string, number][] {
-  const stages: Record<string, number> = {}
-  for (const [name, number] of Object.entries(loop.dropped)) {
-    const stage = name.slice(0, name.indexOf(':'))
-    stages[stage] = (stages[stage] ?? 0) + number
-  }
-  return Object.entries(stages).sort((a, b) => b[1] - a[1])
+/** Turns dropped at a stage. */
+export function droppedAt(loop: Loop, stage: string): number {
+  return Object.entries(loop.dropped).reduce(
+    (sum, [name, number]) => (name.startsWith(`${stage}:`) ? sum + number : sum),
+    0,
+  )
 }
 
 export interface EngineRow {

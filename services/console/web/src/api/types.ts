@@ -5,8 +5,9 @@ export interface Me {
   can_write: boolean
   policy: string
   version: string | null
-  /** Absent or true: there is a password to sign in with. */
-  password_set?: boolean
+  /** There is a password to sign in with. */
+  password_set: boolean
+  read_requires_password: boolean
 }
 
 export interface Holder {
@@ -36,6 +37,8 @@ export interface Loop {
   paused: Pause | null
   rates_per_minute: Record<string, number>
   time_ms: number
+  /** Why Redis does not answer; null while it does. */
+  away: string | null
 }
 
 export interface Page<Row> {
@@ -156,6 +159,8 @@ export interface VersionRow {
   reason?: string
   released: boolean
   current: boolean
+  /** The trainer keeps what it needs to go back to it. */
+  can_go_back: boolean
   gate: { outcome: string; reasons: string[]; figures: Record<string, number | null> } | null
 }
 
@@ -190,6 +195,8 @@ export interface Finding {
 }
 
 export interface DoctorState {
+  /** A command is configured. */
+  available: boolean
   report: DoctorReport | null
   running: boolean
   started_ms: number | null

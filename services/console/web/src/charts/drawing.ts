@@ -84,6 +84,7 @@ export function base(colours: Palette): Option {
 export function axes(colours: Palette) {
   return {
     line: { axisLine: { lineStyle: { color: colours.line } }, axisTick: { show: false } },
+    bare: { axisLine: { show: false }, axisTick: { show: false } },
     label: { color: colours.muted, fontSize: 11.5, hideOverlap: true },
     split: { splitLine: { lineStyle: { color: colours.line } } },
   }
@@ -96,10 +97,14 @@ export interface Series {
 }
 
 export function linesOption(series: readonly Series[], xName: string, colours: Palette): Option {
-  const { line, label, split } = axes(colours)
+  const { line, bare, label, split } = axes(colours)
   const few = series.every((one) => one.points.length < 3)
+  const common = base(colours)
+  const alone = series.length === 1
   return {
-    ...base(colours),
+    ...common,
+    legend: { ...common.legend, show: !alone },
+    grid: { ...common.grid, top: alone ? 12 : 34 },
     xAxis: {
       type: 'value',
       ...line,
@@ -114,6 +119,7 @@ export function linesOption(series: readonly Series[], xName: string, colours: P
       type: 'value',
       scale: true,
       splitNumber: 4,
+      ...bare,
       ...split,
       axisLabel: { ...label, formatter: (value: number) => figure(Number(value.toPrecision(3))) },
     },

@@ -1,1 +1,0 @@
-import{_ as e,g as t,q as n}from"./index-D_SsAw92.js";function r(e,r){n(t(e,r))}function i(t){n(e(t))}export{i as n,r as t};
