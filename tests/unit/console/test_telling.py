@@ -1,13 +1,17 @@
 """Entries of the history become rows: what each changes, what is kept, what goes."""
 
 import sqlite3
+from dataclasses import replace
 
+import msgspec
 import pytest
+import structlog
 from hintloop_console import lists
 from hintloop_console.errors import StoreError
 from hintloop_console.store import SCHEMA, Store
 from hintloop_console.telling import Teller
 from hintloop_contract.history import GateDecision, HistoryEntry, VersionNote
+from hintloop_contract.messages import Drop
 
 from tests.unit.console.story import Story, drop, judged, linked, record, sample, trained
 
@@ -52,13 +56,16 @@ def _everything(store: Store) -> list:
         ]
 
 
-def test_the_cursor_moves_with_the_rows_or_not_at_all(store, teller):
+def test_the_cursor_moves_with_the_rows_or_not_at_all(store, teller, monkeypatch):
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
     story = Story()
     first = story.entry("turn", linked("a"), record("a"))
     teller.apply([first])
-    broken = HistoryEntry("9999999999999-0", "turn", "b", "default", linked("b"), None, data=None)  # type: ignore[arg-type]
-    with pytest.raises(sqlite3.IntegrityError):
-        teller.apply([story.entry("turn", linked("c"), record("c")), broken])
+    monkeypatch.setattr(Teller, "_forget", full)
+    with pytest.raises(sqlite3.OperationalError):
+        teller.apply([story.entry("turn", linked("c"), record("c"))])
     assert teller.cursor() == first.entry_id
     assert [row["turn_id"] for row in listed(store)] == ["a"]
 
@@ -153,6 +160,37 @@ def test_versions_carry_what_the_gate_said(store, teller):
 def test_what_cannot_be_read_is_passed_over(store, teller):
     teller.apply([HistoryEntry("5-1", "newer", "x", "default", None, problem="unknown kind")])
     assert teller.cursor() == "5-1" and listed(store) == []
+
+
+def test_one_entry_that_cannot_be_kept_is_left_out_alone(store, teller):
+    story = Story()
+    broken = story.entry("turn", linked("b"), record("b"))
+    entries = [story.entry("turn", linked("a"), record("a")), replace(broken, data=None), *story.whole("c")]  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logs:
+        teller.apply(entries)
+    assert [row["turn_id"] for row in listed(store)] == ["c", "a"]
+    assert [entry["event"] for entry in logs] == ["history entry left out"]
+    assert teller.cursor() == entries[-1].entry_id
+
+
+def test_halves_of_characters_are_kept_as_such(store, teller):
+    story = Story()
+    half = "ends in \ud83d"
+    teller.apply(
+        [
+            story.entry("turn", linked("a"), record("a", said=half, answer=half, then=half)),
+            story.entry("judged", judged("a", hint=half)),
+            story.entry("sample", sample("a", hint=half)),
+            story.entry("drop", replace_detail(drop("a"), half)),
+        ]
+    )
+    [row] = listed(store)
+    assert row["text"] == row["hint"] == "ends in \ufffd"
+    assert [row["turn_id"] for row in listed(store, q="ends")] == ["a"]
+
+
+def replace_detail(said: Drop, detail: str) -> Drop:
+    return msgspec.structs.replace(said, detail=detail)
 
 
 def test_a_database_of_another_schema_is_set_aside(tmp_path):

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hintloop_console.bodies import ProblemReply
 from hintloop_console.errors import RequestError
+from hintloop_console.texts import sendable, sendable_throughout
 
 #: Own scripts and styles alone; nothing may frame the page, and forms lead nowhere.
 POLICY = (
@@ -34,13 +35,20 @@ _ENCODER = msgspec.json.Encoder()
 def json_answer(body: Any, status: int = 200) -> Response:
     """``body`` as JSON that nobody keeps."""
     headers = {"Cache-Control": "no-store"}
-    return Response(_ENCODER.encode(body), status, headers, media_type="application/json")
+    return Response(encoded(body), status, headers, media_type="application/json")
+
+
+def encoded(body: Any) -> bytes:
+    """``body`` as JSON, in characters that can be sent."""
+    try:
+        return _ENCODER.encode(body)
+    except UnicodeEncodeError:
+        return _ENCODER.encode(sendable_throughout(body))
 
 
 def problem_answer(status: int, message: str, retry_after_s: int | None = None) -> Response:
     """What is wrong, as ``{"error": {"message"}}``."""
-    text = message.encode("utf-8", "backslashreplace").decode()
-    answer = json_answer({"error": {"message": text}}, status)
+    answer = json_answer({"error": {"message": sendable(message)}}, status)
     if retry_after_s is not None:
         answer.headers["Retry-After"] = str(retry_after_s)
     return answer

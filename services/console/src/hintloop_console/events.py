@@ -11,14 +11,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from hintloop_contract.diagnosis.alarms import Alarm
 
 from hintloop_console import lists
 from hintloop_console.access import COOKIE
-from hintloop_console.answers import refusals
+from hintloop_console.answers import encoded, refusals
 from hintloop_console.deps import ConsoleDeps
 from hintloop_console.errors import RequestError
 from hintloop_console.loop_view import Look, alarm_row
@@ -27,7 +26,6 @@ from hintloop_console.reading import kept_by_trainer
 MAX_LISTENERS = 64
 #: Longest time without an event, and shortest between two looks at the database.
 QUIET_S, PAUSE_S = 5.0, 0.25
-_ENCODER = msgspec.json.Encoder()
 
 
 def router(deps: ConsoleDeps, stop: asyncio.Event) -> APIRouter:
@@ -106,4 +104,4 @@ class Listener:
 
 def _event(kind: str, row: dict[str, Any], number: int | None = None) -> bytes:
     place = b"" if number is None else f"id: {number}\n".encode()
-    return place + f"event: {kind}\ndata: ".encode() + _ENCODER.encode(row) + b"\n\n"
+    return place + f"event: {kind}\ndata: ".encode() + encoded(row) + b"\n\n"

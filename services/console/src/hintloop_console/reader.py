@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 
 import structlog
 from hintloop_contract.broker import Broker
@@ -41,10 +42,12 @@ class Reader:
                     cursor = await self._start()
                 cursor = await self._portion(cursor)
                 attempt = 0
-            except DependencyError as error:
+            except (DependencyError, sqlite3.OperationalError) as error:
+                # A full disk is waited for like a Redis that is away: nothing was applied, and it is read again.
+                detail = error.detail if isinstance(error, DependencyError) else f"database: {error}"
                 if attempt == 0:
-                    self._log.warning("history waits", detail=error.detail)
-                self.away, cursor, attempt = error.detail, None, attempt + 1
+                    self._log.warning("history waits", detail=detail)
+                self.away, cursor, attempt = detail, None, attempt + 1
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), min(MAX_BACKOFF_S, 0.25 * 2**attempt))
 

@@ -58,7 +58,7 @@ class Store:
         return connection
 
     def _connection(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
+        connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode = WAL")
         # A crash may cost the last transactions; the cursor goes back with them, and they are read again.
@@ -69,6 +69,7 @@ class Store:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """The writer, in a transaction that is committed at the end, or undone by an error."""
         with self._write, self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
             yield self._writer
 
     @contextlib.contextmanager

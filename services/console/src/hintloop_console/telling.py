@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import structlog
+from hintloop_contract.errors import MessageError
 from hintloop_contract.history import GateDecision, HistoryEntry, StepFigures, Trained, VersionNote
 from hintloop_contract.messages import Drop, JudgedTurn, LinkedTurn, Sample
 from hintloop_contract.tensors import unpack
@@ -50,11 +52,22 @@ class Teller:
         with self._store.writing() as connection:
             hand = _Hand(connection, int(remembered(connection, CHANGE) or 0))
             for entry in entries:
-                hand.tell(entry)
+                self._told(connection, hand, entry)
             self._forget(connection)
             if entries:
                 remember(connection, CURSOR, entries[-1].entry_id)
             remember(connection, CHANGE, str(hand.change))
+
+    def _told(self, connection: sqlite3.Connection, hand: _Hand, entry: HistoryEntry) -> None:
+        """Apply one entry. What cannot be kept is left out alone: the others are no worse for it."""
+        connection.execute("SAVEPOINT entry")
+        try:
+            hand.tell(entry)
+        except (ValueError, TypeError, MessageError, sqlite3.IntegrityError, sqlite3.DataError) as error:
+            connection.execute("ROLLBACK TO entry")
+            log = structlog.get_logger()
+            log.error("history entry left out", entry=entry.entry_id, kind=entry.kind, detail=f"{error!r:.500}")
+        connection.execute("RELEASE entry")
 
     def _forget(self, connection: sqlite3.Connection) -> None:
         """Let the oldest go."""
@@ -173,10 +186,10 @@ class _Hand:
         self._hold(seq, "judged", entry.data)
         judgement = judged.judgement
         score = judgement.score if judged.turn.feedback_score is None else judged.turn.feedback_score
-        self._update(seq, stage="judged", score=score, hint=judgement.hint, **_NOT_DROPPED)
+        self._update(seq, stage="judged", score=score, hint=_sendable(judgement.hint), **_NOT_DROPPED)
         if judgement.hint:
             row = self._connection.execute("SELECT text FROM turn_texts WHERE rowid = ?", (seq,)).fetchone()
-            said, hint = (row[0] if row else ""), texts.words(judgement.hint)
+            said, hint = (row[0] if row else ""), texts.words(texts.sendable(judgement.hint))
             if not said.endswith(hint):
                 self._searchable(seq, f"{said}\n{hint}")
 
@@ -184,16 +197,18 @@ class _Hand:
         seq = self._seq(sample.turn_id)
         if seq is not None:
             self._hold(seq, "sample", entry.data)
-            self._update(seq, stage="scored", score=sample.score, hint=sample.hint, **_NOT_DROPPED)
+            self._update(seq, stage="scored", score=sample.score, hint=_sendable(sample.hint), **_NOT_DROPPED)
 
     def _dropped(self, entry: HistoryEntry, drop: Drop) -> None:
         self._connection.execute(
             "INSERT OR REPLACE INTO drops VALUES (?, ?, ?, ?, ?, ?)",
-            (drop.turn_id, entry.time_ms, entry.tenant, drop.stage, drop.reason, drop.detail),
+            (drop.turn_id, entry.time_ms, entry.tenant, drop.stage, drop.reason, texts.sendable(drop.detail)),
         )
         seq = self._seq(drop.turn_id)
         if seq is not None:
-            self._update(seq, stage="dropped", drop_stage=drop.stage, reason=drop.reason, detail=drop.detail)
+            self._update(
+                seq, stage="dropped", drop_stage=drop.stage, reason=drop.reason, detail=texts.sendable(drop.detail)
+            )
 
     def _trained(self, entry: HistoryEntry, trained: Trained) -> None:
         seq = self._seq(trained.turn_id)
@@ -260,6 +275,10 @@ class _Hand:
                 self.change,
             ),
         )
+
+
+def _sendable(text: str | None) -> str | None:
+    return None if text is None else texts.sendable(text)
 
 
 #: A turn that goes on after it was dropped was sent again by an operator.

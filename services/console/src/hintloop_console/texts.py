@@ -17,9 +17,25 @@ _WORD = re.compile(r"[^\W_]+")
 _ID = re.compile(r"[0-9a-fA-F-]{6,}")
 
 
+def sendable(text: str) -> str:
+    """``text`` with U+FFFD for every half of a character: JSON can write one alone, UTF-8 and databases cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def sendable_throughout(value: Any) -> Any:
+    """The same for every text inside ``value``, names of fields included."""
+    if isinstance(value, str):
+        return sendable(value)
+    if isinstance(value, list):
+        return [sendable_throughout(item) for item in value]
+    if isinstance(value, dict):
+        return {sendable_throughout(name): sendable_throughout(item) for name, item in value.items()}
+    return value
+
+
 def excerpt(record: TurnRecord) -> str:
     """The answer in a line: its words, else the tools that it calls."""
-    return " ".join(_message_text(_loads(record.answer)).split())[:EXCERPT]
+    return sendable(" ".join(_message_text(_loads(record.answer)).split())[:EXCERPT])
 
 
 def searched(record: TurnRecord) -> str:
@@ -32,7 +48,7 @@ def searched(record: TurnRecord) -> str:
         fresh.append(message)
     next_state = _loads(record.next_state)
     parts = [*reversed(fresh), _loads(record.answer), *(next_state if isinstance(next_state, list) else [])]
-    return words("\n".join(map(_message_text, parts))[:SEARCHED])
+    return words(sendable("\n".join(map(_message_text, parts))[:SEARCHED]))
 
 
 def words(text: str) -> str:
@@ -58,7 +74,7 @@ def id_of(query: str) -> str:
 def _loads(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config import LoadedConfig
+from hintloop_contract.errors import HintloopError
 from hintloop_contract.opening import open_broker
 
 from hintloop_console.access import Access
@@ -77,7 +78,15 @@ async def work(deps: ConsoleDeps, stop: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(deps.reader.run(stop))
         tasks.create_task(deps.view.run(stop))
-        tasks.create_task(watch_alarms(deps.broker, deps.loaded, stop))
+        tasks.create_task(_alarms(deps, stop))
+
+
+async def _alarms(deps: ConsoleDeps, stop: asyncio.Event) -> None:
+    """Raise alarms; a configuration that no cause can be told from leaves the page as it is, without them."""
+    try:
+        await watch_alarms(deps.broker, deps.loaded, stop)
+    except HintloopError as error:
+        structlog.get_logger().error("no alarms are raised", detail=str(error))
 
 
 def doctor_arguments(arguments: Sequence[str]) -> list[str]:
