@@ -186,10 +186,10 @@ class _Hand:
         self._hold(seq, "judged", entry.data)
         judgement = judged.judgement
         score = judgement.score if judged.turn.feedback_score is None else judged.turn.feedback_score
-        self._update(seq, stage="judged", score=score, hint=_sendable(judgement.hint), **_NOT_DROPPED)
+        self._update(seq, stage="judged", score=score, hint=judgement.hint, **_NOT_DROPPED)
         if judgement.hint:
             row = self._connection.execute("SELECT text FROM turn_texts WHERE rowid = ?", (seq,)).fetchone()
-            said, hint = (row[0] if row else ""), texts.words(texts.sendable(judgement.hint))
+            said, hint = (row[0] if row else ""), texts.words(judgement.hint)
             if not said.endswith(hint):
                 self._searchable(seq, f"{said}\n{hint}")
 
@@ -197,18 +197,16 @@ class _Hand:
         seq = self._seq(sample.turn_id)
         if seq is not None:
             self._hold(seq, "sample", entry.data)
-            self._update(seq, stage="scored", score=sample.score, hint=_sendable(sample.hint), **_NOT_DROPPED)
+            self._update(seq, stage="scored", score=sample.score, hint=sample.hint, **_NOT_DROPPED)
 
     def _dropped(self, entry: HistoryEntry, drop: Drop) -> None:
         self._connection.execute(
             "INSERT OR REPLACE INTO drops VALUES (?, ?, ?, ?, ?, ?)",
-            (drop.turn_id, entry.time_ms, entry.tenant, drop.stage, drop.reason, texts.sendable(drop.detail)),
+            (drop.turn_id, entry.time_ms, entry.tenant, drop.stage, drop.reason, drop.detail),
         )
         seq = self._seq(drop.turn_id)
         if seq is not None:
-            self._update(
-                seq, stage="dropped", drop_stage=drop.stage, reason=drop.reason, detail=texts.sendable(drop.detail)
-            )
+            self._update(seq, stage="dropped", drop_stage=drop.stage, reason=drop.reason, detail=drop.detail)
 
     def _trained(self, entry: HistoryEntry, trained: Trained) -> None:
         seq = self._seq(trained.turn_id)
@@ -275,10 +273,6 @@ class _Hand:
                 self.change,
             ),
         )
-
-
-def _sendable(text: str | None) -> str | None:
-    return None if text is None else texts.sendable(text)
 
 
 #: A turn that goes on after it was dropped was sent again by an operator.
