@@ -354,7 +354,7 @@ async def test_all_tries_together_have_a_deadline(endpoint: FakeEndpoint) -> Non
     started = time.monotonic()
     with pytest.raises(DependencyError, match="deadline_s"):
         await backend.judge(EXCHANGE, score=True, hint=False)
-    assert 0.4 < time.monotonic() - started < 2
+    assert 0.4 < time.monotonic() - started < endpoint.slow_s
     await backend.close()
 
 

@@ -185,7 +185,7 @@ async def test_an_answer_that_is_not_read_to_its_end_ends_the_connection() -> No
         reply = await client.post("/", [], b"", fresh=False)
         assert [block async for block in _first(reply)] == [b"hello"]
         client.release(reply)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await server.gone.wait()
         assert await_idle(client) == 0
 
@@ -199,13 +199,13 @@ async def _first(reply: engine_http.EngineReply) -> AsyncIterator[bytes]:
 async def test_a_cancelled_wait_ends_the_connection() -> None:
     async with serving(b"") as server:
         asking = asyncio.create_task(ask(client_of(server)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not server.requests:
                 await asyncio.sleep(0.01)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await server.gone.wait()
 
 

@@ -98,7 +98,7 @@ async def test_scores_of_an_unknown_shape_end_no_watch_and_are_asked_again_later
     assert 2 <= fake_engine.num_probes <= 10
     assert "unknown shape" in str(watch.describe()[0]["problem"])
     fake_engine.sampled_ids = [7, 8]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not watch.ready:
             await asyncio.sleep(0.01)
     running.cancel()

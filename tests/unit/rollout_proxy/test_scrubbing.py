@@ -211,12 +211,12 @@ def test_long_texts_cost_milliseconds_at_a_time() -> None:
     assert scrubber is not None
     source = random.Random(0)
     text = "".join(source.choices(string.ascii_letters + string.digits + " =:./-\n", k=200_000))
-    started = time.perf_counter()
+    started = time.process_time()
     scrubber.text(text)
-    assert time.perf_counter() - started < 5
-    started = time.perf_counter()
+    assert time.process_time() - started < 5
+    started = time.process_time()
     scrubber.text(text)
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
 
 
 async def test_nothing_sensitive_reaches_the_stream_and_the_agent_notices_nothing(fake_engine: Any, proxy: Any) -> None:

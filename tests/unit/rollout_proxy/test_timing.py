@@ -88,9 +88,11 @@ async def test_a_slow_engine_is_not_what_the_proxy_added(stream: bool, fake_engi
         status, _ = await running.ask({**ASK, "stream": stream})
         found = await metrics_of(running)
     assert status == 200
-    assert found["hintloop_proxy_first_byte_seconds_sum"] >= 0.3
+    first_byte_s = found["hintloop_proxy_first_byte_seconds_sum"]
+    assert first_byte_s >= 0.3
     assert found["hintloop_proxy_added_seconds_count"] == 1
-    assert found["hintloop_proxy_added_seconds_sum"] < 0.2
+    # However busy the machine is, the engine's own time is in the first figure alone.
+    assert found["hintloop_proxy_added_seconds_sum"] <= first_byte_s - 0.29
 
 
 async def test_no_request_is_refused_during_a_weight_update_and_its_wait_is_measured(

@@ -359,6 +359,6 @@ async def test_a_taken_port_is_named() -> None:
 
 
 async def eventually(holds: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not holds():
             await asyncio.sleep(0.01)
