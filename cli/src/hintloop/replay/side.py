@@ -267,6 +267,8 @@ class Side:
         store, place = self._place.store, self._place
         if place.until is Until.TRAINER:
             await self._note_left()
+        self._require_whole()
+        if place.until is Until.TRAINER:
             trained = store.count(self.name, "sample IS NOT NULL AND reason IS NULL AND left_over IS NULL")
             counted = int((await self._broker.get_status("trainer")).get("trained") or 0)
             if trained != counted:
@@ -275,6 +277,20 @@ class Side:
                     f"neither dropped nor left. Begin again with --fresh ({place.state_dir / 'logs'} may tell more)"
                 )
         self._place.store.set_note(self.name, "done", "yes")
+
+    def _require_whole(self) -> None:
+        """See that no turn vanished on its way: Redis, or the store, may have lost what they had written.
+
+        Raises:
+            StackError: one did.
+        """
+        column = "judgement" if self._place.until is Until.JUDGE else "sample"
+        lost = self._place.store.ids(self.name, f"{column} IS NULL AND reason IS NULL AND left_over IS NULL")
+        if lost:
+            raise StackError(
+                f"side {self.name}: {len(lost)} turn(s) came to no end, {lost[0]!r} among them: streams or findings in "
+                f"{self._place.state_dir} were lost; begin again with --fresh"
+            )
 
     async def _note_left(self) -> None:
         """What the trainer did not use up, and what was never given because it had made its steps."""
