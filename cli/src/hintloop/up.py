@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hintloop import funnel
 from hintloop.errors import CommandError
-from hintloop.local import signals
+from hintloop.local import console, signals
 from hintloop.local.display import Display
 from hintloop.local.engines import EngineName
 from hintloop.local.resolution import Sources
@@ -48,6 +48,7 @@ def run_up(
             for note in stack.notes:
                 display.line(note)
             display.line(f"ready: point an OpenAI client at {stack.proxy_url}, model {_model(stack)!r}")
+            display.line(f"watch it at {console.url(stack.config)}")
             display.line(f"Ctrl-C stops it; `hintloop status --state-dir {state_dir}` shows the funnel")
             await stack.while_alive(_show_funnel(stack, display))
 

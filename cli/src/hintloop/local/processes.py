@@ -28,7 +28,10 @@ Listener = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """How one process is run. ``stop_grace_s`` passes between SIGTERM and SIGKILL."""
+    """How one process is run. ``stop_grace_s`` passes between SIGTERM and SIGKILL.
+
+    Of one that is not ``vital`` the end is told, and nothing else follows from it.
+    """
 
     name: str
     command: Sequence[str]
@@ -36,6 +39,7 @@ class ProcessSpec:
     ready_timeout_s: float
     stop_grace_s: float = 15.0
     env: Mapping[str, str] = field(default_factory=dict)
+    vital: bool = True
 
 
 def guarded(command: Sequence[str], grace_s: float) -> list[str]:
@@ -200,12 +204,12 @@ class Supervisor:
         await together(*(one(name) for name in names))
 
     async def watch(self) -> None:
-        """Wait for ever, or until a process ends that nobody asked to.
+        """Wait for ever, or until a vital process ends that nobody asked to.
 
         Raises:
             ProcessDiedError: says which, how, and shows the end of its log.
         """
-        tasks = {asyncio.ensure_future(process.ended()): process for process in self.running.values()}
+        tasks = {asyncio.ensure_future(process.ended()): process for process in self._watched()}
         try:
             while tasks:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -213,10 +217,15 @@ class Supervisor:
                     process = tasks.pop(task)
                     if not process.stopping:
                         self.listener(process.spec.name, "died", describe_exit(process.code or 0))
-                        raise process.died()
+                        if process.spec.vital:
+                            raise process.died()
         finally:
             for task in tasks:
                 task.cancel()
+
+    def _watched(self) -> list[RunningProcess]:
+        """What is looked at; of one that is not vital and has ended, that was told already."""
+        return [process for process in self.running.values() if process.spec.vital or process.code is None]
 
     async def stop(self, *names: str) -> None:
         """Stop these processes side by side; unknown or ended ones are skipped."""

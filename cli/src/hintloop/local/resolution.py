@@ -17,7 +17,7 @@ import tomli_w
 from hintloop_contract.config import LoadedConfig, load_config
 
 from hintloop.errors import CommandError
-from hintloop.local import ports
+from hintloop.local import console, ports
 from hintloop.local.engines import EngineName
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -113,6 +113,8 @@ def plan(
     decide("training.checkpoint_dir", str(state_dir / "checkpoints"))
     decide("publishing.weights_dir", str(state_dir / "weights"))
     decide("proxy.spool_dir", str(state_dir / "spool"))
+    values["console"], note = console.values(loaded, str(state_dir))
+    notes += [note] if note else []
     # Written in any case: with it and the address of Redis, `hintloop status` finds the deployment.
     values.setdefault("policy", {})["name"] = config.policy.name
     return Plan(redis, policy, prm, prm_engine, values, notes)

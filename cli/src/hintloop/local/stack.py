@@ -15,7 +15,8 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.opening import open_broker
 
-from hintloop.local import engines, redis_server, resolution
+from hintloop.errors import StackError
+from hintloop.local import console, engines, redis_server, resolution
 from hintloop.local.engines import EngineName, EngineOptions
 from hintloop.local.http_checks import http_ready
 from hintloop.local.processes import Check, Listener, ProcessSpec, Supervisor
@@ -57,6 +58,7 @@ class Stack:
         self._config: Config | None = None
         self._broker: Broker | None = None
         self._socket = redis_server.socket_path(state.path)
+        self._console: asyncio.Task[None] | None = None
 
     @property
     def config(self) -> Config:
@@ -101,9 +103,29 @@ class Stack:
             await self.supervisor.start(redis_server.spec(self.state.path, self._socket))
             await self.supervisor.wait_ready("redis")
         self._broker = open_broker(self.config)
+        await self._start_console()
         # Proxy and PRM wait for their engines by themselves; the trainer's first act is to give its weights to one.
         await self._start([*self._engine_specs(plan), *self._service_specs()])
         await self._start([self._trainer_spec()])
+
+    async def _start_console(self) -> None:
+        """Start the page. Nothing waits for it, and nothing ends with it."""
+        if not console.installed():
+            self.notes.append("no console: its package hintloop-console is not installed")
+            return
+        process = await self.supervisor.start(
+            console.spec(self.config, self.options.sources.arguments(self.state.config))
+        )
+
+        async def ready() -> None:
+            try:
+                await process.wait_ready(lambda seen: self.listener(console.NAME, "starting", seen))
+            except StackError as error:
+                self.listener(console.NAME, "died", str(error).splitlines()[0])
+            else:
+                self.listener(console.NAME, "ready", console.url(self.config))
+
+        self._console = asyncio.create_task(ready())
 
     async def _start(self, specs: Sequence[ProcessSpec]) -> None:
         for spec in specs:
@@ -235,7 +257,9 @@ class Stack:
         self.listener("stack", "stopping", "the trainer saves what it has; another Ctrl-C ends it at once")
         if self._broker is not None:
             await self._broker.close()
-        await self.supervisor.stop("rollout-proxy", "prm", "trainer")
+        if self._console is not None:
+            self._console.cancel()
+        await self.supervisor.stop("rollout-proxy", "prm", "trainer", console.NAME)
         await self.supervisor.stop("policy-engine", "prm-engine")
         await self.supervisor.stop("redis")
         self.listener("stack", "stopped", "")
