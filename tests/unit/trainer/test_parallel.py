@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hintloop_contract.config.layout import LayoutKeys
+from hintloop_contract.config.schema import TrainingSection
 from hintloop_trainer.errors import ModelError
 from hintloop_trainer.megatron import parallel
 
@@ -43,7 +44,7 @@ def test_sizes_that_fit_are_taken(sizes: tuple[int, ...]) -> None:
     ],
 )
 def test_the_configured_sizes_need_so_many_processes(sizes: dict[str, int], num_processes: int) -> None:
-    assert parallel.smallest(LayoutKeys(**sizes)).world_size == num_processes
+    assert parallel.smallest(TrainingSection(**sizes, packing=False)).world_size == num_processes
 
 
 def test_torchrun_s_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

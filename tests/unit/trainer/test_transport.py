@@ -33,7 +33,7 @@ from .fake_group import FakeGroupEngine, join
 CONTROLS: dict[str, Any] = {"vllm": VllmControl, "sglang": SglangControl}
 RECEIVE = ("/update_weights", "/update_weights_from_distributed")
 MEET = ("/init_weight_transfer_engine", "/init_weights_update_group")
-TIMEOUT_S = 1.0
+TIMEOUT_S = 2.5
 
 
 class Site:
