@@ -317,7 +317,7 @@ async def test_the_learning_signal(tmp_path: Path, trainer: dict[str, str], expe
     [
         ({}, {}, ("not yet", None)),
         ({"captured": 40, "linked": 38}, {"linker:side": 30}, ("ok", None)),
-        ({"captured": 10, "linked": 0}, {"linker:no_next_state": 10}, ("ok", None)),
+        ({"captured": 10, "linked": 0}, {"linker:no_next_state": 5}, ("ok", None)),
         ({"captured": 40, "linked": 4}, {"linker:no_next_state": 30}, ("fail", Cause.SESSION_TIMEOUT_SHORT)),
         ({"captured": 40}, {"linker:no_next_state": 40}, ("fail", Cause.TURNS_NOT_CONTINUED)),
         ({"captured": 40, "linked": 40}, {"judge:stale": 10, "train:stale": 15}, ("warn", Cause.SAMPLES_STALE)),

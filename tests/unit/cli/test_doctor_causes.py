@@ -92,6 +92,13 @@ async def test_a_custom_loss_on_made_up_tokens(tmp_path: Path, source: str, caus
     assert finding.outcome is (Outcome.OK if cause is None else Outcome.FAIL)
 
 
+@pytest.mark.parametrize(("cap", "cause"), [(2.0, None), (0.001, Cause.LOSS_MASK_ZERO)])
+async def test_importance_weights_that_let_no_token_count(tmp_path: Path, cap: float, cause: Cause | None) -> None:
+    text = student(tmp_path, layers=1, hidden=64) + f"\n[training]\nis_correction = 'mask'\ntis_cap = {cap}"
+    (finding,) = [one for one in await findings_of(loss.check, tmp_path, text) if one.check == "loss"]
+    assert finding.cause is cause, finding.seen
+
+
 async def test_of_a_running_trainer_only_what_never_fits_is_said(tmp_path: Path) -> None:
     running = Snapshot(trainer={"phase": "collecting", "step": "3"})
     for layers, outcome in ((20_000, Outcome.FAIL), (1, Outcome.OK)):
@@ -134,15 +141,20 @@ BASE, OLD, NEW = ([-1.0 + shift] * 8 for shift in (0.0, 0.05, 0.1))
 
 
 @pytest.fixture
-def serves(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
-    """What each engine says of the probe; the test fills it."""
-    given: dict[str, list[float]] = {}
+def serves(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What each engine says of the probe, and of its version; the test fills it."""
+    given: dict[str, Any] = {}
+
+    async def says(self: Any) -> str | None:
+        version: str | None = given.get(f"{self.url} says", "8")
+        return version
 
     async def score(self: Any, ids: list[int]) -> Any:
         assert len(ids) == 9
         return np.asarray(given[self.url], dtype=np.float32)
 
     monkeypatch.setattr(serving.PolicyEngine, "score", score)
+    monkeypatch.setattr(serving.PolicyEngine, "says", says)
     monkeypatch.setattr(serving.PolicyEngine, "__init__", lambda self, look, url: setattr(self, "url", url))
     return given
 
@@ -162,30 +174,36 @@ async def scored(tmp_path: Path, dtype: str = "float32") -> list[tuple[str, Caus
             return WeightsState(8)
 
         look.broker.weights = weights  # type: ignore[method-assign]
-        found = await serving.scores(look)
-        look.teacher = None
+        try:
+            found = await serving.scores(look)
+        finally:
+            look.teacher = None
     return causes(found)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "expected"),
+    ("theirs", "says", "expected"),
     [
-        (NEW, ("ok", None)),
-        (OLD, ("fail", Cause.ENGINE_BEHIND)),
-        (BASE, ("fail", Cause.ENGINE_AT_BASE)),
-        ([-3.0] * 8, ("fail", Cause.ENGINE_BEHIND)),
-        ([-1.0] * 5, ("fail", Cause.ENGINE_BEHIND)),
+        (NEW, "8", ("ok", None)),
+        (NEW, None, ("ok", None)),
+        (NEW, "7", ("fail", Cause.ENGINE_BEHIND)),
+        (OLD, "8", ("fail", Cause.ENGINE_BEHIND)),
+        (BASE, "8", ("fail", Cause.ENGINE_AT_BASE)),
+        (BASE, "default", ("fail", Cause.ENGINE_AT_BASE)),
+        (BASE, "1", ("fail", Cause.ENGINE_BEHIND)),
+        ([-3.0] * 8, "8", ("fail", Cause.ENGINE_BEHIND)),
+        ([-1.0] * 5, "8", ("fail", Cause.ENGINE_BEHIND)),
     ],
 )
 async def test_what_an_engine_serves_is_told_by_its_scores(
-    tmp_path: Path, serves: dict[str, list[float]], theirs: list[float], expected: Any
+    tmp_path: Path, serves: dict[str, Any], theirs: list[float], says: str | None, expected: Any
 ) -> None:
-    serves.update({"http://a": NEW, "http://b": theirs})
+    serves.update({"http://a": NEW, "http://b": theirs, "http://b says": says})
     assert await scored(tmp_path) == [("ok", None), expected]
 
 
 async def test_old_weights_within_the_tolerance_are_told_by_what_they_are_near(
-    tmp_path: Path, serves: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, serves: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(serving.TOLERANCES, "bfloat16", 1.0)
     serves.update({"http://a": NEW, "http://b": OLD})

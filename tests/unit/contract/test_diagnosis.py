@@ -123,6 +123,11 @@ CASES: list[tuple[Cause, dict[str, Any], Expected]] = [
     (Cause.SAMPLES_STALE, {"funnel": LOST, "drops": {"judge:stale": 10, "train:stale": 15}}, OPD),
     (Cause.SAMPLES_STALE, {"funnel": LOST, "drops": {"link:backpressure": 40}}, OPD),
     (Cause.TURNS_NOT_CONTINUED, {"funnel": {"captured": 40}, "drops": {"link:no_next_state": 40}}, OPD),
+    (
+        Cause.TURNS_NOT_CONTINUED,
+        {"funnel": {"captured": 18}, "drops": {"link:no_next_state": 8, "link:retry": 10}},
+        OPD,
+    ),
     (Cause.ALL_SIDE_CALLS, {"funnel": {"captured": 40}, "drops": {"link:side": 40}}, OPD),
     (Cause.NO_HINTS, {"funnel": LOST, "drops": {"judge:no_hint": 45}}, OPD),
     (
@@ -173,7 +178,8 @@ NEARLY: list[dict[str, Any]] = [
     {"hints": [("Be concise.", f"other {i}") for i in range(19)]},
     {"steps": steps(29, teacher_minus_student_mean=[-0.2 - 0.02 * i for i in range(29)])},
     {"weights": WeightsState(13, 14), "engines": {"http://a": "13", "http://b": "14"}},
-    {"funnel": {"captured": 19}, "drops": {"link:side": 19}},
+    {"funnel": {"captured": 5}, "drops": {"link:side": 5}},
+    {"funnel": {"captured": 40, "linked": 1}, "drops": {"link:side": 39}},
     {"funnel": {"captured": 60, "linked": 20}, "drops": {"link:no_next_state": 40}},
     {"next_states": ["Explain in detail how a network timeout is handled, " * 8] * 20},
     {"gaps": Gaps(num=60, num_late=6, num_near=6, late_max_s=900.0)},
@@ -241,6 +247,8 @@ def test_movement_is_read_in_the_methods_own_direction() -> None:
     [
         "Request timed out.",
         "[harness] the command exceeded the time limit",
+        "Connection reset by peer",
+        "[Request interrupted by user]",
         "请求超时",
         "Error: deadline exceeded",
         "tool call was cancelled",
@@ -248,6 +256,11 @@ def test_movement_is_read_in_the_methods_own_direction() -> None:
 )
 def test_words_of_a_timeout(text: str) -> None:
     assert traffic.TIMEOUT.search(text)
+
+
+@pytest.mark.parametrize("text", ["Too long. Keep it short please.", "What is a peer?", "The connection is fine"])
+def test_words_of_no_timeout(text: str) -> None:
+    assert not traffic.TIMEOUT.search(text)
 
 
 def test_every_cause_is_explained() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.diagnosis.figures import MOST_EVIDENCE, Evidence, Expected, Recognised, Seen
 from hintloop_contract.messages import DropReason
 
-#: Turns that make a share worth telling.
-ENOUGH_TURNS = 20
+#: Turns that make a share worth telling, and that are enough when all of them went one way.
+ENOUGH_TURNS, ENOUGH_ALIKE = 20, 6
 #: Share of the captured turns lost for one reason that is worth a word.
 MOST = 0.5
 #: The same for turns that nothing followed: the last of every conversation is one.
@@ -45,6 +45,8 @@ FINER = (
 TIMEOUT = re.compile(
     r"\btime[d -]*out\b|\btime limit\b|\bdeadline exceeded\b|\bno (?:response|answer|output) (?:within|after)\b|"
     r"\b(?:took|taking) too long\b|"
+    r"\b(?:stream|connection|socket|client|peer|server)\b.{0,20}\b(?:disconnected|reset|lost)\b|"
+    r"\binterrupted by (?:the )?user\b|"
     r"\b(?:request|operation|command|tool call) (?:was )?(?:aborted|interrupted|cancell?ed)\b|"
     r"超时|中断",
     re.IGNORECASE,
@@ -70,7 +72,7 @@ def timeouts(seen: Seen, expected: Expected) -> Recognised | None:
     states = [state for state in seen.next_states if state]
     notices = [state for state in states if len(state) <= LONGEST_NOTICE and TIMEOUT.search(state)]
     unjudged = sum("timeout" in detail for detail in seen.details_of(DropReason.NO_SIGNAL))
-    if notices and len(states) >= MOST_EVIDENCE and len(notices) > MOST * len(states):
+    if notices and len(states) >= ENOUGH_ALIKE and len(notices) > MOST * len(states):
         said = (
             f"{len(notices)} of the last {len(states)} next states are timeouts or interruptions: {notices[0][:80]!r}"
         )
@@ -79,7 +81,7 @@ def timeouts(seen: Seen, expected: Expected) -> Recognised | None:
         )
     linked = seen.funnel.get("linked", 0)
     lost = seen.drops.get("judge:no_signal", 0)
-    if unjudged and linked >= ENOUGH_TURNS and lost > MOST * linked:
+    if unjudged and linked >= ENOUGH_ALIKE and lost > MOST * linked:
         said = (
             f"{lost} of {linked} turns were followed by nothing that can be judged: {seen.details_of('no_signal')[0]}"
         )
@@ -110,20 +112,18 @@ def session_gaps(seen: Seen, expected: Expected) -> Recognised | None:
 
 def lost_turns(seen: Seen, expected: Expected) -> Recognised | None:
     """Most turns are lost for one reason, or none becomes a sample."""
-    captured = seen.funnel.get("captured", 0)
-    if captured < ENOUGH_TURNS:
-        return None
+    captured, linked = seen.funnel.get("captured", 0), seen.funnel.get("linked", 0)
     totals: dict[str, int] = {}
     for name, count in seen.drops.items():
         reason = name.partition(":")[2]
         totals[reason] = totals.get(reason, 0) + count
-    side = totals.get(DropReason.SIDE, 0)
-    if side > MOST * captured and not seen.funnel.get("linked", 0):
-        said = f"{side} of {captured} requests were read as side calls, and none as a turn"
-        return Recognised(Cause.ALL_SIDE_CALLS, said, _why(seen, {"side": side, "captured": captured}), grave=True)
     wrong = {reason: count for reason, count in totals.items() if reason not in EXPECTED}
-    ends, settled = wrong.get(DropReason.NO_NEXT_STATE, 0), seen.funnel.get("linked", 0)
-    if ends <= MOST_ENDS * (ends + settled):
+    if not linked and (unlinked := _none_linked(seen, totals, captured)):
+        return unlinked
+    if captured < ENOUGH_TURNS:
+        return None
+    ends = wrong.get(DropReason.NO_NEXT_STATE, 0)
+    if ends <= MOST_ENDS * (ends + linked):
         wrong.pop(DropReason.NO_NEXT_STATE, None)
     reason = max(wrong, key=lambda name: wrong[name], default="")
     if reason and wrong[reason] > MOST * captured:
@@ -134,6 +134,22 @@ def lost_turns(seen: Seen, expected: Expected) -> Recognised | None:
     return None
 
 
+def _none_linked(seen: Seen, totals: Mapping[str, int], captured: int) -> Recognised | None:
+    """No request at all was read as the next one of a conversation."""
+    side, ends = totals.get(DropReason.SIDE, 0), totals.get(DropReason.NO_NEXT_STATE, 0)
+    if side >= ENOUGH_ALIKE and side > MOST * captured:
+        said = f"{side} of {captured} requests were read as side calls, and none as a turn"
+        return Recognised(Cause.ALL_SIDE_CALLS, said, _why(seen, {"side": side, "captured": captured}), grave=True)
+    # Equal requests in place of a conversation's next are retries to the linker.
+    alone = ends + totals.get(DropReason.RETRY, 0)
+    if ends >= ENOUGH_ALIKE and alone > MOST * captured:
+        said = f"{ends} of {captured} captured turns were dropped as no_next_state, and none was continued"
+        return Recognised(
+            Cause.TURNS_NOT_CONTINUED, said, _why(seen, {"dropped": ends, "captured": captured}), grave=True
+        )
+    return None
+
+
 def _most_lost(seen: Seen, reason: str, count: int, captured: int) -> Recognised:
     said = f"{count} of {captured} captured turns were dropped as {reason}"
     details = seen.details_of(reason)
@@ -141,8 +157,7 @@ def _most_lost(seen: Seen, reason: str, count: int, captured: int) -> Recognised
         said += f" ({details[0][:120]})"
     evidence = _why(seen, {"dropped": count, "captured": captured})
     if reason == DropReason.NO_NEXT_STATE:
-        cause = Cause.SESSION_TIMEOUT_SHORT if seen.funnel.get("linked", 0) else Cause.TURNS_NOT_CONTINUED
-        return Recognised(cause, said, evidence, grave=True)
+        return Recognised(Cause.SESSION_TIMEOUT_SHORT, said, evidence, grave=True)
     return Recognised(_cause_of(reason, details), said, evidence)
 
 

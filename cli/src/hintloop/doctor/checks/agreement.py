@@ -121,7 +121,10 @@ async def context(look: Look) -> Finding:
     scorer, longest = look.teacher.engine.scorer, look.config.model.max_seq_len
     room = scorer.facts.max_input_len
     length = min(longest, LONG_PROMPT, room - SLACK if room else LONG_PROMPT)
+    short = room is not None and room + SLACK < longest
     if length < SHORTEST_PROMPT:
+        if short:
+            return fail(name, f"it takes {room} tokens, model.max_seq_len is {longest}", Cause.TEACHER_CONTEXT_SHORT)
         return skipped(name, f"model.max_seq_len is {longest}: no prompt is long")
     size = scorer.vocabulary_size
     ids = [(7919 * place + 101) % size for place in range(1, length + 1)]
@@ -144,7 +147,7 @@ async def context(look: Look) -> Finding:
     if far == 0 and near > 0:
         seen = f"of {length} tokens the first {first} change nothing in the scores of the last: they are not read"
         return fail(name, seen, Cause.TEACHER_CONTEXT_SHORT)
-    if room is not None and room + SLACK < longest:
+    if short:
         seen = f"it takes {room} tokens, model.max_seq_len is {longest}"
         return warn(name, seen, Cause.TEACHER_CONTEXT_SHORT)
     return ok(name, f"reads all of {length} tokens{f', takes {room}' if room else ''}")

@@ -69,6 +69,18 @@ class PolicyEngine:
         current = self._look.snapshot.weights.current if self._look.snapshot else None
         return adapter_name(current) if self._look.config.lora.as_adapter and current is not None else ""
 
+    async def says(self) -> str | None:
+        """The version that the engine says it serves; ``None`` where it says none.
+
+        Raises:
+            HintloopError: the engine is away, or refuses.
+        """
+        scorer = await self.scorer()
+        if scorer.dialect.name == "sglang":
+            return scorer.facts.weights
+        found = (await self._client.get("/weight_info")).get("weight_version")
+        return None if found is None else str(found)
+
     async def score(self, ids: list[int]) -> NDArray[np.float32]:
         """Log-probability at temperature 1 of every id after the first, float32 ``[len(ids) - 1]``.
 

@@ -30,6 +30,9 @@ async def check(look: Look) -> list[Finding]:
     if config.training.learning_rate < SMALLEST_RATE:
         seen = f"training.learning_rate {config.training.learning_rate:g} changes no weight"
         findings.append(fail("learning rate", seen, Cause.LEARNING_RATE_ZERO))
+    if config.training.kl_coef and needs.hint and not needs.score:
+        seen = f"training.kl_coef {config.training.kl_coef:g} is forced on a method that distils already"
+        findings.append(warn("reference kl", seen, Cause.KL_IN_OPD))
     if needs.hint and not config.opd.drop_sample_without_hint:
         seen = "opd.drop_sample_without_hint is false"
         findings.append(warn("turns without a hint", seen, Cause.UNHINTED_TURNS_TRAINED))

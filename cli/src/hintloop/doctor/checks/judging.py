@@ -14,6 +14,8 @@ from hintloop.doctor.finding import Finding, Outcome, fail, ok, skipped, warn
 from hintloop.doctor.look import Look
 
 MOST_SENTENCES = 3
+#: How engines refuse a question to a model that they do not have, where they do not answer 404.
+NO_MODEL = re.compile(r"refused the question .{0,120}\bmodel\b.{0,80}(?:not found|not exist|unknown|not served)", re.I)
 SENTENCE_END = re.compile(r"[.!?。!?](?:\s|$)")
 
 
@@ -103,6 +105,8 @@ def _votes(opinions: list[Opinions]) -> list[Finding]:
     if not reasons:
         return [ok("votes", "all could be read")]
     cause = Cause.VOTES_CUT if "cut by the token limit" in reasons else Cause.VOTES_FAIL
+    if NO_MODEL.search(reasons):
+        cause = Cause.JUDGE_MODEL_MISSING
     seen = f"{len(failed)} of {len(opinions)} exchanges have too few votes: {reasons}"
     return [fail("votes", seen, cause)] if failed else [warn("votes", f"some failed: {reasons}", cause)]
 

@@ -41,37 +41,44 @@ class Known:
     name: str
     ids: Sequence[int]
     scores: Sequence[float]
+    version: str = ""
 
 
 async def scores(look: Look) -> list[Finding]:
-    """Whether every engine scores the probe as the released weights do."""
+    """Whether every engine scores the probe as the released weights do, or as those that are being published."""
     name = "scores of the probe"
-    current = look.snapshot.weights.current if look.snapshot else None
-    if look.teacher is None or current is None:
+    weights = look.snapshot.weights if look.snapshot else None
+    if look.teacher is None or weights is None or weights.current is None:
         return [skipped(name, "no version is released yet" if look.teacher else "the engines cannot be asked")]
     directory = Path(look.config.publishing.weights_dir)
-    released = _note(directory / str(current))
-    if released is None:
-        return [skipped(name, f"{directory / str(current)} holds no {NOTE} on this machine")]
-    found = [await _scored(look, url.rstrip("/"), released, _others(look, current)) for url in look.config.engine_urls]
-    weights = await look.broker.weights()
-    if weights.current != current or weights.updating is not None:
+    right = [note for version in (weights.current, weights.updating) if (note := _note(directory / str(version)))]
+    if not right:
+        return [skipped(name, f"{directory / str(weights.current)} holds no {NOTE} on this machine")]
+    others = _others(look, [weights.current, weights.updating])
+    found = [await _scored(look, url.rstrip("/"), right, others) for url in look.config.engine_urls]
+    if await look.broker.weights() != weights:
         return [skipped(name, "weights were published meanwhile; ask again")]
     return found
 
 
-async def _scored(look: Look, url: str, released: Known, others: Sequence[Known]) -> Finding:
-    name = "scores of the probe"
+async def _scored(look: Look, url: str, right: Sequence[Known], others: Sequence[Known]) -> Finding:
+    name, engine = "scores of the probe", PolicyEngine(look, url)
+    ids = list(right[0].ids)
     try:
-        given = await PolicyEngine(look, url).score(list(released.ids))
+        given, says = await engine.score(ids), await _says(engine)
     except HintloopError as error:
         return skipped(name, f"{url}: {error!s:.160}")
-    far = _distance(given, released.scores)
-    near = {known.name: _distance(given, known.scores) for known in others if list(known.ids) == list(released.ids)}
+    serves = min(right, key=lambda known: _distance(given, known.scores))
+    far = _distance(given, serves.scores)
+    near = {known.name: _distance(given, known.scores) for known in others if list(known.ids) == ids}
     best = min(near, key=lambda which: near[which], default="")
     tolerance = look.config.publishing.probe_tolerance or TOLERANCES[look.config.model.dtype]
-    seen = f"{url}: mean difference {far:.2g} nats a token to {released.name} (allowed {tolerance:g})"
-    if best and far > ROUNDING and far > NEARER * near[best]:
+    seen = f"{url}: mean difference {far:.2g} nats a token to {serves.name} (allowed {tolerance:g})"
+    elsewhere = bool(best) and far > ROUNDING and far > NEARER * near[best]
+    numbered = says is not None and says.isdecimal() and says not in [known.version for known in right]
+    if numbered and (elsewhere or far > tolerance or len(right) == 1):
+        return fail(name, f"{seen}; it says that it serves version {says}", Cause.ENGINE_BEHIND)
+    if elsewhere:
         cause = Cause.ENGINE_AT_BASE if best == BASE else Cause.ENGINE_BEHIND
         return fail(name, f"{seen}, {near[best]:.2g} to {best}", cause)
     if not far <= tolerance:
@@ -79,13 +86,21 @@ async def _scored(look: Look, url: str, released: Known, others: Sequence[Known]
     return ok(name, seen)
 
 
-def _others(look: Look, current: int) -> list[Known]:
+async def _says(engine: PolicyEngine) -> str | None:
+    try:
+        return await engine.says()
+    except HintloopError:
+        # An engine without the route: its scores alone tell.
+        return None
+
+
+def _others(look: Look, right: Sequence[int | None]) -> list[Known]:
     """What other weights say of the probe: the first ones, and those of versions that are still there."""
     root = Path(look.config.publishing.weights_dir)
     reference = _read(look.config.training.checkpoint_dir.parent / REFERENCE)
     known = [Known(BASE, reference["ids"], reference["logprobs"])] if {"ids", "logprobs"} <= reference.keys() else []
     earlier = sorted(int(path.name) for path in root.glob("[0-9]*") if path.name.isdecimal())
-    for version in reversed([version for version in earlier if version != current]):
+    for version in reversed([version for version in earlier if version not in right]):
         note = _note(root / str(version))
         known += [note] if note else []
     return known
@@ -95,7 +110,7 @@ def _note(directory: Path) -> Known | None:
     note = _read(directory / NOTE)
     if not {"version", "probe_ids", "probe_scores"} <= note.keys():
         return None
-    return Known(f"version {note['version']}", note["probe_ids"], note["probe_scores"])
+    return Known(f"version {note['version']}", note["probe_ids"], note["probe_scores"], str(note["version"]))
 
 
 def _read(path: Path) -> Mapping[str, Any]:

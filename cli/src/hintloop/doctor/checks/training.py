@@ -35,11 +35,10 @@ async def check_published(look: Look) -> list[Finding]:
     findings = of("weights", [publishing.unpublished(look.seen, look.expected)])
     if current is None:
         return findings or [skipped("weights", "no version is released yet")]
-    if updating is not None:
-        return [*findings, ok("weights", f"version {current}; {updating} is being published")]
     scored = await serving.scores(look)
     findings += [finding for finding in scored if finding.cause is not None]
     findings += of("weights", [publishing.engines(look.seen, look.expected)])
     if not findings:
-        findings = [ok("weights", f"version {current} on {len(look.expected.engine_urls)} engine(s)")]
+        going = "" if updating is None else f"; {updating} is being published"
+        findings = [ok("weights", f"version {current} on {len(look.expected.engine_urls)} engine(s){going}")]
     return [*findings, *(finding for finding in scored if finding.cause is None), *await serving.caches(look)]

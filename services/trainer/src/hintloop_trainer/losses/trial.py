@@ -38,11 +38,11 @@ def effect(objective: Objective, top_k: int) -> Effect:
     Raises:
         LossError: as :func:`tried`.
     """
-    _, gradient_NV = _differentiated(objective, top_k, teacher_seed=None)
+    _, gradient_NV = _differentiated(objective, top_k, teacher_seed=None, on_policy=True)
     largest = float(gradient_NV.abs().max())
     if not (objective.wants_teacher or objective.wants_candidates):
         return Effect(largest, None)
-    _, other_NV = _differentiated(objective, top_k, teacher_seed=1)
+    _, other_NV = _differentiated(objective, top_k, teacher_seed=1, on_policy=True)
     return Effect(largest, float((gradient_NV - other_NV).abs().max()))
 
 
@@ -61,15 +61,27 @@ def tried(objective: Objective, top_k: int) -> Evaluation:
     return found
 
 
-def _differentiated(objective: Objective, top_k: int, teacher_seed: int | None) -> tuple[Evaluation, torch.Tensor]:
-    """The evaluation, and its gradient of the student's logits ``[N, V]``."""
+def _differentiated(
+    objective: Objective, top_k: int, teacher_seed: int | None, *, on_policy: bool = False
+) -> tuple[Evaluation, torch.Tensor]:
+    """The evaluation, and its gradient of the student's logits ``[N, V]``.
+
+    ``on_policy``: the student itself made the answers, so that importance weights are 1 before they are bounded.
+    """
     # On the CPU: before the ranks have chosen their GPUs, each would take memory of the first one.
     device = torch.device("cpu")
     generator = torch.Generator().manual_seed(0)
     # Far from any edge: what fails here fails on everything.
     logits_NV = torch.randn(sum(_LENGTHS), top_k + _SPARE, generator=generator).to(device).requires_grad_()
     batch = _batch(objective, top_k, generator, device, teacher_seed)
-    found = objective.evaluate(batch, _scores(batch, logits_NV), None)
+    scores = _scores(batch, logits_NV)
+    if on_policy:
+        parts = scores.tempered_N.detach().split(_LENGTHS)
+        pairs = zip(batch.examples, parts, strict=True)
+        batch = dataclasses.replace(
+            batch, examples=[dataclasses.replace(example, behaviour_T=part) for example, part in pairs]
+        )
+    found = objective.evaluate(batch, scores, None)
     (gradient_NV,) = torch.autograd.grad(found.total, logits_NV, allow_unused=True)
     if gradient_NV is None:
         raise LossError(
