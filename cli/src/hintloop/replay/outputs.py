@@ -77,7 +77,7 @@ def write_outputs(
         write_results(store, name, options.until, directory / f"results-{name}.jsonl")
     sides, agreement = summed_up(store, labels, options.until)
     summary = Summary(facts, options.until, sides, agreement)
-    runs = {name: _run(directory / name, labels[name]) for name in labels}
+    runs = {name: _run(directory / name, name) for name in labels}
     made = _report(summary, runs, loaded, directory)
     for name, text in (
         ("summary.json", json.dumps(summary.as_dict(), indent=2) + "\n"),

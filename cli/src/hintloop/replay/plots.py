@@ -41,7 +41,7 @@ def _scores(axes: Axes, sides: Sequence[SideFigures]) -> None:
         shares = [side.scores[score] / side.judged if side.judged else 0.0 for score in SCORES]
         shares.append(side.num_hints / side.judged if side.judged else 0.0)
         at = places + (index - (len(sides) - 1) / 2) * width
-        axes.bar(at, shares, width, color=COLOURS[index], label=side.label)
+        axes.bar(at, shares, width, color=COLOURS[index], label=side.name)
     axes.set_xticks(places, [*_NAMES, "a hint"])
     axes.set_ylabel("share of judged turns")
     axes.set_ylim(0, 1)
@@ -69,7 +69,7 @@ def _drops(axes: Axes, sides: Sequence[SideFigures]) -> None:
     width = 0.8 / len(sides)
     for index, side in enumerate(sides):
         at = places + ((len(sides) - 1) / 2 - index) * width
-        axes.barh(at, [side.drops[reason] for reason in reasons], width, color=COLOURS[index], label=side.label)
+        axes.barh(at, [side.drops[reason] for reason in reasons], width, color=COLOURS[index], label=side.name)
     axes.set_yticks(places, reasons)
     axes.set_xlabel("turns")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -84,7 +84,7 @@ def _advantages(axes: Axes, sides: Sequence[SideFigures]) -> None:
             counts = side.advantages.bins_B.reshape(-1, JOINED).sum(axis=1)
             used |= counts > 0
             axes.stairs(
-                counts / side.advantages.count, edges, color=COLOURS[index], fill=True, alpha=0.5, label=side.label
+                counts / side.advantages.count, edges, color=COLOURS[index], fill=True, alpha=0.5, label=side.name
             )
     inside = edges[:-1][used]
     axes.set_xlim(min(inside.min(), -1.0), max(inside.max() + BIN_WIDTH * JOINED, 1.0))
