@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 async def test_a_real_engine_follows_the_hint(tmp_path: Path, vllm_policy: Any) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
-        f"[model]\nstudent_model_path = '{vllm_policy.model_dir}'\ndtype = 'float32'\n"
+        f"[model]\nstudent_model_path = '{vllm_policy.model_dir}'\ndtype = 'float32'\nmax_seq_len = 512\n"
         f"[rollout]\nengine = 'vllm'\n[policy]\nengines = ['{vllm_policy.base_url}']\n"
         f"[prm]\nprm_url = '{vllm_policy.base_url}'\n"
     )
@@ -25,6 +25,9 @@ async def test_a_real_engine_follows_the_hint(tmp_path: Path, vllm_policy: Any) 
     assert [(finding.check, str(finding.outcome)) for finding in findings] == [
         ("prm engine", "ok"),
         ("vocabulary", "ok"),
+        ("rendering", "ok"),
+        ("temperature", "ok"),
+        ("teacher's context", "ok"),
         ("advantage without a hint", "ok"),
         ("advantage with a hint", "ok"),
     ]
