@@ -115,9 +115,9 @@ class DoctorRuns:
     def _found(self) -> list[str]:
         """The command; one of this environment is found there, also where it is not on the path."""
         name, *rest = self._command
-        beside = Path(sys.executable).with_name(name)
-        if os.sep not in name and shutil.which(name) is None and beside.is_file():
-            name = str(beside)
+        if os.sep not in name and shutil.which(name) is None:
+            beside = Path(sys.executable).with_name(name)
+            name = str(beside) if beside.is_file() else name
         return [name, *rest]
 
 

@@ -1,0 +1,123 @@
+"""Who may write, and what keeps others from it."""
+
+import pytest
+from hintloop_console import access
+from hintloop_console.access import Access, Attempts, check_origin, host_names
+from hintloop_console.errors import RequestError
+from hintloop_contract.config import load_config
+from hintloop_contract.config.console import ConsoleSection
+from hintloop_contract.errors import ConfigError
+
+
+def section(**values) -> ConsoleSection:
+    return ConsoleSection.model_validate({"password": "correct horse", **values})
+
+
+def status_of(function, *arguments) -> int:
+    with pytest.raises(RequestError) as caught:
+        function(*arguments)
+    return caught.value.status
+
+
+def test_the_password_signs_in_and_another_does_not(store):
+    door = Access(section(), store)
+    cookie = door.sign_in("1.2.3.4", "correct horse")
+    assert door.signed_in(cookie)
+    door.check_write(cookie)
+    assert status_of(door.sign_in, "1.2.3.4", "correct Horse") == 401
+    assert status_of(door.sign_in, "1.2.3.4", "\ud83d") == 401
+    for forged in (None, "", "x", cookie[:-1] + ("A" if cookie[-1] != "A" else "B"), cookie + "x"):
+        assert not door.signed_in(forged)
+        assert status_of(door.check_write, forged) == 401
+
+
+def test_a_restart_signs_nobody_out_and_another_password_everyone(store):
+    cookie = Access(section(), store).sign_in("a", "correct horse")
+    assert Access(section(), store).signed_in(cookie)
+    assert not Access(section(password="another horse"), store).signed_in(cookie)
+    assert not Access(section(password=""), store).signed_in(cookie)
+
+
+def test_a_sign_in_lasts_as_long_as_configured(store, monkeypatch):
+    door = Access(section(session_hours=0.5), store)
+    cookie = door.sign_in("a", "correct horse")
+    assert door.lasts_s == 1800
+    import itsdangerous.timed
+
+    now = itsdangerous.timed.time.time()
+    monkeypatch.setattr(itsdangerous.timed.time, "time", lambda: now + 1799)
+    assert door.signed_in(cookie)
+    monkeypatch.setattr(itsdangerous.timed.time, "time", lambda: now + 1802)
+    assert not door.signed_in(cookie)
+
+
+def test_without_a_password_nobody_can_sign_in(store):
+    door = Access(section(password=""), store)
+    assert not door.has_password
+    assert status_of(door.sign_in, "a", "") == 403
+    assert status_of(door.check_write, None) == 403
+    door.check_read(None)
+
+
+def test_reading_is_free_unless_it_is_configured_otherwise(store):
+    Access(section(), store).check_read(None)
+    door = Access(section(read_requires_password=True), store)
+    assert status_of(door.check_read, None) == 401
+    door.check_read(door.sign_in("a", "correct horse"))
+
+
+def test_who_guesses_waits_and_nobody_else(store):
+    now = [0.0]
+    attempts = Attempts(lambda: now[0])
+    for _ in range(access.TRIES):
+        attempts.check("1.1.1.1")
+        attempts.failed("1.1.1.1")
+    with pytest.raises(RequestError, match="try again in") as caught:
+        attempts.check("1.1.1.1")
+    assert caught.value.status == 429 and 1 <= caught.value.retry_after_s <= access.TRY_S + 1
+    attempts.check("2.2.2.2")
+    now[0] += access.TRY_S + 1
+    attempts.check("1.1.1.1")
+    attempts.failed("1.1.1.1")
+    assert status_of(attempts.check, "1.1.1.1") == 429
+
+
+def test_addresses_that_guessed_are_not_remembered_without_bound(monkeypatch):
+    monkeypatch.setattr(access, "MAX_ADDRESSES", 3)
+    attempts = Attempts(lambda: 0.0)
+    for number in range(10):
+        attempts.failed(str(number))
+    assert len(attempts._free_at) == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "refused"),
+    [
+        ({}, True),
+        ({"x-hintloop-console": "1"}, False),
+        ({"x-hintloop-console": "0"}, True),
+        ({"x-hintloop-console": "1", "origin": "http://h:1", "host": "h:1"}, False),
+        ({"x-hintloop-console": "1", "origin": "http://evil", "host": "h:1"}, True),
+        ({"x-hintloop-console": "1", "origin": "null", "host": "h:1"}, True),
+        ({"x-hintloop-console": "1", "sec-fetch-site": "cross-site"}, True),
+        ({"x-hintloop-console": "1", "sec-fetch-site": "same-site"}, True),
+        ({"x-hintloop-console": "1", "sec-fetch-site": "same-origin"}, False),
+    ],
+)
+def test_requests_of_other_pages_are_refused(headers, refused):
+    if refused:
+        assert status_of(check_origin, headers) == 403
+    else:
+        check_origin(headers)
+
+
+def test_names_under_which_it_answers():
+    assert host_names(section()) == ["localhost", "127.0.0.1", "[::1]", "127.0.0.1"]
+    assert host_names(section(host="0.0.0.0")) == ["*"]
+    assert host_names(section(allowed_hosts=["c.example"])) == ["c.example"]
+
+
+def test_a_short_password_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="has 4 characters") as caught:
+        load_config(environ={"HINTLOOP_CONSOLE__PASSWORD": "zyxw"})
+    assert "zyxw" not in str(caught.value)
