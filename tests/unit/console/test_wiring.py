@@ -1,0 +1,89 @@
+"""Keys of `[console]` have their effect; what works beside the page does not end it."""
+
+import asyncio
+
+import pytest
+import structlog
+from hintloop_console.wiring import deps_of, doctor_arguments, work
+from hintloop_contract.config import load_config
+from hintloop_contract.history import history_bounds
+from hintloop_contract.testing.memory import MemoryBroker
+
+from tests.unit.console.story import Story
+
+
+def loaded(tmp_path, **console):
+    flags = {f"console.{name}": str(value) for name, value in console.items()}
+    return load_config(environ={}, flags={"console.database": str(tmp_path / "db"), **flags})
+
+
+async def kept(tmp_path, number=6, **console):
+    async with deps_of(loaded(tmp_path, **console), (), MemoryBroker()) as deps:
+        story = Story()
+        for turn in range(number):
+            deps.teller.apply(story.whole(f"t{turn}", answer=f"{turn} " * 400_000))
+        with deps.store.reading() as connection:
+            return [row[0] for row in connection.execute("SELECT turn_id FROM turns ORDER BY seq")]
+
+
+async def test_the_newest_turns_are_kept(tmp_path):
+    assert await kept(tmp_path, keep_turns=2) == ["t4", "t5"]
+
+
+async def test_contents_are_kept_up_to_their_bytes(tmp_path):
+    import secrets
+
+    async with deps_of(loaded(tmp_path, keep_mb=1), (), MemoryBroker()) as deps:
+        story = Story()
+        for turn in range(4):
+            deps.teller.apply(story.whole(f"t{turn}", answer=secrets.token_hex(400_000)))
+        with deps.store.reading() as connection:
+            found = [row[0] for row in connection.execute("SELECT turn_id FROM turns ORDER BY seq")]
+    assert found == ["t2", "t3"]
+
+
+async def test_the_history_has_the_configured_bounds(tmp_path):
+    section = loaded(tmp_path, history_max_entries=3, history_max_mb=2).config.console
+    bounds = history_bounds(section)
+    assert (bounds.max_entries, bounds.max_bytes) == (3, 2_000_000)
+    assert history_bounds(loaded(tmp_path, history="false").config.console) is None
+
+
+async def test_the_database_lies_where_it_is_configured(tmp_path):
+    async with deps_of(loaded(tmp_path, database=tmp_path / "here" / "db"), (), MemoryBroker()):
+        assert (tmp_path / "here" / "db").exists()
+
+
+def test_doctor_is_given_the_files_and_nothing_else():
+    arguments = ["--config", "a", "--overlay=b", "--set", "x.y=1", "--settings", "s", "--set=z.w=2"]
+    assert doctor_arguments(arguments) == ["--config", "a", "--overlay=b", "--settings", "s"]
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_all_that_works_beside_the_page_ends_with_it(tmp_path, on):
+    config = loaded(tmp_path, history=str(on).lower())
+    with structlog.testing.capture_logs() as logs:
+        async with deps_of(config, (), MemoryBroker()) as deps:
+            stop = asyncio.Event()
+            working = asyncio.create_task(work(deps, stop))
+            await asyncio.sleep(0.3)
+            assert not working.done() and deps.view.look.loop is not None
+            stop.set()
+            await asyncio.wait_for(working, 5)
+    assert any("history is false" in entry["event"] for entry in logs) is not on
+
+
+async def test_a_configuration_that_no_alarm_can_be_told_from_leaves_the_page(tmp_path, monkeypatch):
+    from hintloop_contract.errors import ConfigError
+
+    async def broken(*_):
+        raise ConfigError("no loss there")
+
+    monkeypatch.setattr("hintloop_console.wiring.watch_alarms", broken)
+    async with deps_of(loaded(tmp_path), (), MemoryBroker()) as deps:
+        stop = asyncio.Event()
+        working = asyncio.create_task(work(deps, stop))
+        await asyncio.sleep(0.2)
+        assert not working.done()
+        stop.set()
+        await asyncio.wait_for(working, 5)
