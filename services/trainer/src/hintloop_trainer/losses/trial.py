@@ -76,10 +76,10 @@ def _differentiated(
     batch = _batch(objective, top_k, generator, device, teacher_seed)
     scores = _scores(batch, logits_NV)
     if on_policy:
-        parts = scores.tempered_N.detach().split(_LENGTHS)
+        parts = torch.split(scores.tempered_N.detach(), list(_LENGTHS))
         pairs = zip(batch.examples, parts, strict=True)
         batch = dataclasses.replace(
-            batch, examples=[dataclasses.replace(example, behaviour_T=part) for example, part in pairs]
+            batch, examples=tuple(dataclasses.replace(example, behaviour_T=part) for example, part in pairs)
         )
     found = objective.evaluate(batch, scores, None)
     (gradient_NV,) = torch.autograd.grad(found.total, logits_NV, allow_unused=True)
