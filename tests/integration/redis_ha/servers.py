@@ -117,7 +117,7 @@ class Sentinels:
             Node(folder, port, *settings, sentinel=True, password=sentinel_password) for port in ports[3:]
         ]
         hosts = ",".join(f"127.0.0.1:{port}" for port in ports[3:])
-        self.url = f"redis+sentinel://:{_quoted(PASSWORD)}@{hosts}/{SERVICE}"
+        self.url = f"redis+sentinel://:{quoted(PASSWORD)}@{hosts}/{SERVICE}"
 
     def start(self) -> None:
         for node in self.nodes:
@@ -153,7 +153,7 @@ class Cluster:
         flags = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--cluster-replica-validity-factor", "0"]
         self.nodes = [Node(folder, port, *flags) for port in free_ports(6, offset=10_000)]
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
-        self.url = f"redis+cluster://:{_quoted(PASSWORD)}@{hosts}"
+        self.url = f"redis+cluster://:{quoted(PASSWORD)}@{hosts}"
 
     def start(self) -> None:
         for node in self.nodes:
@@ -206,5 +206,5 @@ def _quorum(sentinel: Node) -> str:
     return str(sentinel.ask("SENTINEL", "CKQUORUM", SERVICE))
 
 
-def _quoted(password: str) -> str:
+def quoted(password: str) -> str:
     return quote(password, safe="")
