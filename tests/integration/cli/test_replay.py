@@ -230,3 +230,33 @@ def tiny_student(folder: Path) -> None:
         tie_word_embeddings=True,
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+async def test_a_run_that_ends_while_it_trains_trains_every_turn_once(
+    tmp_path: Path, engine: WireEngine, number: signal.Signals
+) -> None:
+    file = write(tmp_path / "turns.jsonl", [turn(f"t{place}", COMPLAINT) for place in range(24)])
+    student = tmp_path / "student"
+    tiny_student(student)
+    arguments = command(tmp_path, file, attached(engine, str(student)), "--until", "trainer")
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.DEVNULL)
+    metrics = tmp_path / "out" / "a" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while len(lines_of(metrics)) < 3:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    process.send_signal(number)
+    await process.wait()
+    await replayed(arguments)
+    found = results(tmp_path)
+    assert Counter(one["outcome"] for one in found) == {"trained": 24}
+    kept = [one["turn_id"] for one in lines_of(tmp_path / "out" / "a" / "teacher_logprobs.jsonl")]
+    assert Counter(kept) == Counter(one["turn_id"] for one in found)
+    steps = Counter(one["trained"]["step"] for one in found)
+    assert steps == dict.fromkeys(range(1, 13), 2)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
