@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from hintloop_contract.codec import PackedMessage
 from hintloop_contract.control import ControlOutcome, ControlRequest, Pause
 from hintloop_contract.history import HistoryEntry, HistoryState, Note
-from hintloop_contract.messages import Drop, Message, TurnRecord
+from hintloop_contract.messages import Capture, Drop, Message, TurnRecord
 from hintloop_contract.streams import Stream
 
 if TYPE_CHECKING:
@@ -289,6 +289,10 @@ class Broker(Protocol):
 
     async def redis_room(self) -> RedisRoom:
         """How much memory Redis uses, and may use."""
+        ...
+
+    async def waiting_captures(self, count: int) -> list[Capture]:
+        """Up to ``count`` of the newest captures whose turn is not decided yet, newest first; they stay there."""
         ...
 
     async def newest_drops(self, count: int) -> list[Drop]:

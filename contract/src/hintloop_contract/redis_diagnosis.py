@@ -12,9 +12,9 @@ from hintloop_contract.codec import decode_fields
 from hintloop_contract.diagnosis.alarms import MOST_PAST, Alarm, AlarmState
 from hintloop_contract.diagnosis.figures import RedisRoom
 from hintloop_contract.errors import MessageError
-from hintloop_contract.messages import Drop
+from hintloop_contract.messages import Capture, Drop
 from hintloop_contract.redis_connection import available
-from hintloop_contract.streams import DROPS, Keys
+from hintloop_contract.streams import CAPTURES, DROPS, Keys
 
 #: KEYS lease, alarms, past; ARGV owner, lease_ms, state, most_past, ended...
 #: 0 when another holds the lease. What stands is forgotten when nobody looks any more: an old alarm is no alarm.
@@ -61,6 +61,15 @@ class RedisDiagnosis:
         nodes = [info] if "used_memory" in info else [node for node in info.values() if isinstance(node, dict)]
         rooms = [RedisRoom(int(node.get("used_memory", 0)), int(node.get("maxmemory", 0))) for node in nodes]
         return max(rooms, key=lambda room: room.used / room.most if room.most else 0.0, default=RedisRoom())
+
+    @available
+    async def waiting_captures(self, count: int) -> list[Capture]:
+        """Up to ``count`` of the newest captures whose turn is not decided yet, newest first; they stay there."""
+        captures = []
+        for _, fields in await self.client.xrevrange(self.keys.stream(CAPTURES), count=count):
+            with contextlib.suppress(MessageError):
+                captures.append(decode_fields(fields, Capture))
+        return captures
 
     @available
     async def newest_drops(self, count: int) -> list[Drop]:

@@ -7,10 +7,14 @@ from dataclasses import replace
 from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.diagnosis.figures import Gaps, Seen
 from hintloop_contract.diagnosis.recognise import TRAFFIC, recognise
-from hintloop_contract.diagnosis.traffic import ENOUGH_TURNS
+from hintloop_contract.diagnosis.traffic import ENOUGH_ALIKE, ENOUGH_TURNS, MOST
+from hintloop_contract.errors import DependencyError
 
-from hintloop.doctor.finding import Finding, Outcome, not_yet, of, ok, skipped
+from hintloop.doctor.finding import Finding, Outcome, fail, not_yet, of, ok, skipped
 from hintloop.doctor.look import Look
+
+#: Undecided requests that are looked at.
+MOST_PEEKED = 100
 
 
 async def check(look: Look) -> list[Finding]:
@@ -25,10 +29,28 @@ async def check(look: Look) -> list[Finding]:
             *_alarms(look, []),
         ]
     found = recognise(seen, look.expected, TRAFFIC)
-    findings = of("turns", found) or [ok("turns", steps)]
+    findings = of("turns", found) or await _undecided(look, seen) or [ok("turns", steps)]
     if seen.gaps is not None and not any(one.cause is Cause.SESSION_TIMEOUT_SHORT for one in found):
         findings.append(ok("session gaps", _gaps(seen.gaps, look.expected.session_timeout_s)))
     return [*findings, *_alarms(look, [one.cause for one in found])]
+
+
+async def _undecided(look: Look, seen: Seen) -> list[Finding]:
+    """Side calls are dropped when their session times out; while all requests wait for that, their marks tell."""
+    if seen.funnel.get("linked"):
+        return []
+    from hintloop_rollout_proxy.linking.events import BodyIds
+    from hintloop_rollout_proxy.linking.identity import read_identity
+
+    try:
+        waiting = await look.broker.waiting_captures(MOST_PEEKED)
+    except DependencyError:
+        return []
+    side = [one for one in waiting if one.turn_type == "side" or read_identity(one, BodyIds()).side]
+    if len(side) < ENOUGH_ALIKE or len(side) <= MOST * len(waiting):
+        return []
+    said = f"{len(side)} of the newest {len(waiting)} requests are marked as side calls, and none became a turn"
+    return [fail("turns", said, Cause.ALL_SIDE_CALLS)]
 
 
 def of_late(seen: Seen, look: Look) -> Seen:
