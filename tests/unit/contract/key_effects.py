@@ -55,7 +55,8 @@ OBSERVED = {
     "training.micro_batch_tokens": "unit/trainer/test_memory.py"
     "::test_micro_batches_by_tokens_are_as_large_as_their_budget",
     "training.packing": "unit/trainer/test_work.py::test_a_step_says_what_it_computed",
-    "training.num_epochs": "unit/trainer/test_reference.py::test_at_first_the_reference_is_the_student_and_stays_so",
+    "training.num_epochs": "integration/trainer/test_faults.py"
+    "::test_a_stop_in_the_first_of_two_passes_forgets_no_step_and_keeps_no_sample",
     "training.learning_rate": "unit/trainer/test_learner.py::test_the_first_adamw_step_is_the_learning_rate",
     "training.weight_decay": "unit/trainer/test_learner.py::test_decay_acts_on_matrices_alone",
     "training.adam_beta1": "integration/trainer/test_faults.py::test_the_configured_optimizer_holds_after_a_resume",
@@ -228,6 +229,20 @@ OBSERVED = {
     "::test_tensorboard_gets_every_number_and_forgets_lost_steps",
     "metrics.wandb_project": "unit/trainer/test_metrics.py::test_wandb_gets_figures_and_no_secret",
     "metrics.peak_tflops": "unit/trainer/test_work.py::test_a_step_says_what_it_computed",
+    "console.host": "unit/console/test_access.py::test_names_under_which_it_answers",
+    "console.password": "unit/console/test_access.py::test_the_password_signs_in_and_another_does_not",
+    "console.read_requires_password": "unit/console/test_access.py"
+    "::test_reading_is_free_unless_it_is_configured_otherwise",
+    "console.session_hours": "unit/console/test_access.py::test_a_sign_in_lasts_as_long_as_configured",
+    "console.history": "unit/console/test_wiring.py::test_the_history_has_the_configured_bounds",
+    "console.history_max_entries": "unit/console/test_wiring.py::test_the_history_has_the_configured_bounds",
+    "console.history_max_mb": "unit/console/test_wiring.py::test_the_history_has_the_configured_bounds",
+    "console.database": "unit/console/test_wiring.py::test_the_database_lies_where_it_is_configured",
+    "console.keep_turns": "unit/console/test_wiring.py::test_the_newest_turns_are_kept",
+    "console.keep_mb": "unit/console/test_wiring.py::test_contents_are_kept_up_to_their_bytes",
+    "console.allowed_hosts": "unit/console/test_access.py::test_names_under_which_it_answers",
+    "console.doctor_command": "unit/console/test_app.py::test_doctor_is_run_and_its_report_kept",
+    "console.doctor_timeout_s": "unit/console/test_app.py::test_a_doctor_that_gives_no_report_says_why",
     "logging.level": "unit/rollout_proxy/test_logs.py::test_nothing_of_a_request_is_logged",
     "logging.format": "unit/rollout_proxy/test_logs.py::test_nothing_of_a_request_is_logged",
     "tracing.otlp_endpoint": "unit/rollout_proxy/test_tracing.py::test_spans_reach_a_collector",
@@ -236,6 +251,8 @@ OBSERVED = {
 
 #: Keys that act in processes that a test starts, where their effect cannot be taken away from outside.
 IN_PROCESSES_OF_THEIR_OWN = {
+    "console.port": "integration/console/test_process.py"
+    "::test_a_port_that_is_taken_and_a_database_that_is_none_are_named",
     "training.sequence_parallel": "integration/trainer/test_layouts.py::test_four_processes_make_the_same_steps",
 }
 
