@@ -10,8 +10,9 @@ wanted=""
 for package in "$@"; do wanted="$wanted ./$package"; done
 # shellcheck disable=SC2086
 $pip install -q -c constraints/services.txt --no-build-isolation $wanted
-# Downloading models is nothing that a container of ours does.
-$pip uninstall -q -y setuptools hf-xet
+# Downloading models is nothing that a container of ours does; torch imports setuptools.
+$pip uninstall -q -y hf-xet
+/opt/hintloop/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' || $pip uninstall -q -y setuptools
 cd "$(/opt/hintloop/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
 # Left out: tests (numpy imports one file of its own), headers and types, a second implementation of zstandard, the names
 # of places to which telephone numbers belong.

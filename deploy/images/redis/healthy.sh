@@ -3,4 +3,4 @@
 set -eu
 REDISCLI_AUTH="$(cat /run/hintloop/redis_password)"
 export REDISCLI_AUTH
-[ "$(redis-cli -t 2 ping)" = PONG ]
+[ "$(redis-cli ping)" = PONG ]

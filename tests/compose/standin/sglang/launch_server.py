@@ -72,7 +72,8 @@ class StandIn:
             return web.json_response(
                 {"meta_info": {"input_token_logprobs": [[value, token, None] for value, token in pairs]}}
             )
-        return await self._scores.handle(request)
+        answer = self._scores._sglang_post(wire.GENERATE, asked)
+        return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
     def _note(self) -> Json | None:
         file = self._model / NOTE
