@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -191,6 +194,15 @@ def test_the_demos_run_shows_the_improvement_and_every_drop(run_dir: Path) -> No
     assert result.exit_code == 0, result.exception
     markdown = (run_dir / "report" / "report.md").read_text()
     assert "| satisfied and on topic, n = 64 | 5% \\[2%, 13%\\] | 80% \\[68%, 88%\\] |" in markdown
+
+
+def test_a_stopped_stacks_drops_are_those_that_its_console_kept(run_dir: Path) -> None:
+    with closing(sqlite3.connect(run_dir / "console.sqlite3")) as connection:
+        connection.executescript(files("hintloop_console").joinpath("schema.sql").read_text(encoding="utf-8"))
+        rows = [("t1", "link", "no_next_state"), ("t2", "link", "no_next_state"), ("t3", "judge", "no_hint")]
+        connection.executemany("INSERT INTO drops VALUES (?, 1, 'default', ?, ?, '')", rows)
+        connection.commit()
+    assert summary.drops(read_run(run_dir, 100)).rows == [("no_next_state", "2", ""), ("no_hint", "1", "")]
 
 
 def test_a_damaged_report_of_the_demo_is_as_good_as_none(run_dir: Path) -> None:

@@ -92,14 +92,12 @@ def _running(directory: Path) -> Pipeline | None:
 
 
 def _of_console(database: Path) -> Pipeline | None:
-    """What the console counted of the turns that it keeps."""
+    """Drops that the console keeps, of a stack that does not run any more."""
     if not database.is_file():
         return None
     try:
         with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            drops = connection.execute(
-                "SELECT stage || ':' || reason, COUNT(*) FROM turns WHERE reason IS NOT NULL GROUP BY 1"
-            ).fetchall()
+            drops = connection.execute("SELECT reason, COUNT(*) FROM drops GROUP BY reason").fetchall()
     except sqlite3.Error:
         return None
     return Pipeline({}, dict(drops)) if drops else None
