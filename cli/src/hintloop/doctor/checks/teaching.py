@@ -32,8 +32,12 @@ NUM_SHOWN = 10
 
 async def check(look: Look) -> list[Finding]:
     """Findings of teacher and advantage."""
-    if look.teacher is None or not look.teaches:
-        return [skipped("advantage", "the PRM engine cannot teach; see above")]
+    if look.teacher is None:
+        return [skipped("advantage", "the teacher could not be built; see above")]
+    if not look.teaches:
+        rendered = await rendering.check(look) if look.teacher.needs.hint else []
+        why = "cannot teach; see above" if look.teacher.needs.prm_engine else "is not asked to teach"
+        return [*rendered, skipped("advantage", f"the PRM engine {why}")]
     if not look.teacher.engine.scorer.dialect.takes_ids:
         return [skipped("advantage", "the PRM engine takes no ids")]
     try:
