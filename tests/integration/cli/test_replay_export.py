@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hintloop.errors import CommandError
+from hintloop.replay.export import run_export
+from hintloop.replay.until import Source
 from hintloop_contract.history import HistoryBounds
 from hintloop_contract.messages import Capture, JudgedTurn, Judgement, LinkedTurn, Sample, Sampling, TurnRecord
 from hintloop_contract.recorded import decode_line, encode_line, recorded
@@ -46,17 +48,11 @@ TURN = LinkedTurn(
 JUDGEMENT = Judgement(score=-1, hint="Give more detail.", backend="rules")
 
 
-async def exported(tmp_path: Path, config: str, *more: str) -> tuple[int, str]:
-    (tmp_path / "config.toml").write_text(config, encoding="utf-8")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "hintloop", "replay", "export", "--out", str(tmp_path / "turns.jsonl")),
-        *("--state-dir", str(tmp_path / "none"), "--config", str(tmp_path / "config.toml"), *more),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+async def exported(tmp_path: Path, config: str, source: Source = Source.AUTO) -> None:
+    """Run it in a thread, for it has a loop of its own."""
+    file = tmp_path / "config.toml"
+    file.write_text(config, encoding="utf-8")
+    await asyncio.to_thread(run_export, tmp_path / "none", [file], source, tmp_path / "turns.jsonl")
 
 
 @pytest.fixture
@@ -75,7 +71,7 @@ async def link(broker: RedisBroker) -> None:
 
 
 async def test_what_the_history_holds_is_exported_with_what_was_said_of_it(
-    broker: RedisBroker, redis_server: Any, tmp_path: Path
+    broker: RedisBroker, redis_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await link(broker)
     (entry,) = await broker.read(TURNS, "judge", 1, 100)
@@ -97,9 +93,8 @@ async def test_what_the_history_holds_is_exported_with_what_was_said_of_it(
         teacher_logprobs=pack([-0.125, -0.5], "float32"),
     )
     await broker.commit(entry, SAMPLES, sample)
-    code, said = await exported(tmp_path, f"[redis]\nurl = '{redis_server.url}'\n[console]\nport = 9\n")
-    assert code == 0, said
-    assert "no console answers: taken from Redis" in said
+    await exported(tmp_path, f"[redis]\nurl = '{redis_server.url}'\n[console]\nport = 9\n")
+    assert "no console answers: taken from Redis" in capsys.readouterr().err
     (turn,) = [decode_line(line) for line in (tmp_path / "turns.jsonl").read_bytes().splitlines()]
     assert turn == recorded(TURN, RECORD, JUDGEMENT, sample)
 
@@ -110,8 +105,7 @@ async def test_what_was_set_aside_is_exported_while_its_record_is_kept(
     await link(broker)
     (entry,) = await broker.read(TURNS, "judge", 1, 100)
     assert await broker.fail(entry, stage="judge", error="ValueError: odd", traceback="", max_attempts=1)
-    code, said = await exported(tmp_path, f"[redis]\nurl = '{redis_server.url}'\n", "--from", "dead")
-    assert code == 0, said
+    await exported(tmp_path, f"[redis]\nurl = '{redis_server.url}'\n", Source.DEAD)
     (turn,) = [decode_line(line) for line in (tmp_path / "turns.jsonl").read_bytes().splitlines()]
     assert turn == recorded(TURN, RECORD)
 
@@ -146,18 +140,15 @@ async def test_the_console_is_asked_with_the_password_and_passed_on_whole(tmp_pa
     app.router.add_get("/health", health)
     async with TestServer(app) as server:
         config = f"[console]\nport = {server.port}\n"
-        code, said = await exported(tmp_path, config, "--from", "console")
-        assert code != 0
-        assert "answers 401" in said
-        code, said = await exported(tmp_path, config + "password = 'long-enough'\n")
-    assert code == 0, said
+        with pytest.raises(CommandError, match="answers 401"):
+            await exported(tmp_path, config, Source.CONSOLE)
+        await exported(tmp_path, config + "password = 'long-enough'\n")
     assert signed_in == [{"password": "long-enough"}]
     assert (tmp_path / "turns.jsonl").read_bytes() == 2 * encode_line(recorded(TURN, RECORD))
 
 
 async def test_nothing_is_written_where_nothing_answers(tmp_path: Path) -> None:
     config = "[redis]\nurl = 'redis://127.0.0.1:9/0'\n[console]\nport = 9\n"
-    code, said = await exported(tmp_path, config)
-    assert code == 2
-    assert "Redis does not answer" in said
+    with pytest.raises(CommandError, match="Redis does not answer"):
+        await exported(tmp_path, config)
     assert os.listdir(tmp_path) == ["config.toml"]
