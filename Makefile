@@ -50,6 +50,10 @@ lint: venv  ## Check style, types and the bounds between packages
 	@for package in $(PACKAGES); do (cd $$package && $(CURDIR)/.venv/bin/deptry src --ignore DEP002 >/dev/null 2>&1) \
 	  || { (cd $$package && $(CURDIR)/.venv/bin/deptry src --ignore DEP002); exit 1; }; done
 
+.PHONY: lint-deploy
+lint-deploy: venv  ## Check deploy/: compose, Dockerfiles, alerts, dashboards, the Helm chart
+	@$(PYTHON) -m pytest -q tests/unit/deploy $(PYTEST_ARGS)
+
 .PHONY: format
 format: venv  ## Format the code
 	@$(PYTHON) -m ruff format .
