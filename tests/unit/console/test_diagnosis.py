@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from hintloop_console.diagnosis import AlarmCollector, AlarmWatch, watch_alarms, watching
+from hintloop_contract.broker import WeightsState
 from hintloop_contract.config import load_config
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.diagnosis.alarms import AlarmState, Hysteresis
 from hintloop_contract.diagnosis.figures import Expected, Gaps
+from hintloop_contract.diagnosis.looking import Recent, look
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.history import HistoryBounds, StepFigures
 from hintloop_contract.messages import Drop
@@ -78,6 +80,16 @@ async def test_figures_come_from_the_history_once(broker: MemoryBroker) -> None:
     (alarm,) = (await looking.look()).active
     assert alarm.cause == "entropy_falls" and alarm.evidence == {"first": 2.0, "now": pytest.approx(0.1)}
     assert looking._recent is not None and len(looking._recent.steps) == 12
+
+
+async def test_the_released_step_is_read_of_the_versions_own_notes(broker: MemoryBroker) -> None:
+    for version, step, parent in ((3, 2, ""), (4, 3, "3"), (5, 4, "4")):
+        notes = {"step": str(step), "parent": parent, "weights_hash": f"h{step}"}
+        await broker.describe_version(version, notes)
+    await broker.set_weights(WeightsState(current=4))
+    assert (await look(broker, Recent())).hashes == [(2, "h2"), (3, "h3")]
+    await broker.set_weights(WeightsState(current=9))
+    assert (await look(broker, Recent())).hashes == []
 
 
 async def test_one_writes_and_another_takes_over_what_stands(broker: MemoryBroker) -> None:

@@ -1,12 +1,17 @@
 """Keys of `[console]` have their effect; what works beside the page does not end it."""
 
 import asyncio
+import os
+import secrets
+import signal
+import socket
 
 import pytest
 import structlog
+from hintloop_console.__main__ import run
 from hintloop_console.wiring import deps_of, doctor_arguments, work
 from hintloop_contract.config import load_config
-from hintloop_contract.history import history_bounds
+from hintloop_contract.history import StepFigures, history_bounds
 from hintloop_contract.testing.memory import MemoryBroker
 
 from tests.unit.console.story import Story
@@ -31,8 +36,6 @@ async def test_the_newest_turns_are_kept(tmp_path):
 
 
 async def test_contents_are_kept_up_to_their_bytes(tmp_path):
-    import secrets
-
     async with deps_of(loaded(tmp_path, keep_mb=1), (), MemoryBroker()) as deps:
         story = Story()
         for turn in range(4):
@@ -42,11 +45,37 @@ async def test_contents_are_kept_up_to_their_bytes(tmp_path):
     assert found == ["t2", "t3"]
 
 
-async def test_the_history_has_the_configured_bounds(tmp_path):
-    section = loaded(tmp_path, history_max_entries=3, history_max_mb=2).config.console
-    bounds = history_bounds(section)
-    assert (bounds.max_entries, bounds.max_bytes) == (3, 2_000_000)
-    assert history_bounds(loaded(tmp_path, history="false").config.console) is None
+@pytest.mark.parametrize(
+    ("console", "steps"),
+    [({"history_max_entries": 3}, [5, 6, 7]), ({"history_max_mb": 1}, [6, 7]), ({"history": "false"}, [])],
+)
+async def test_the_history_has_the_configured_bounds(tmp_path, console, steps):
+    section = loaded(tmp_path, **console).config.console
+    broker = MemoryBroker(history=history_bounds(section))
+    for step in range(8):
+        # 480 kB that no compression makes smaller.
+        figures = {secrets.token_hex(12): secrets.randbelow(2**53) / 2**60 for _ in range(14_000)}
+        await broker.remember([StepFigures(step=step, figures=figures)])
+    assert [entry.message.step for entry in await broker.history()] == steps
+    await broker.close()
+
+
+async def test_it_listens_where_it_is_configured(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        port = probe.getsockname()[1]
+    config = loaded(tmp_path, host="127.0.0.2", port=port)
+    running = asyncio.create_task(run(config, []))
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.2", port)
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+    writer.close()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 20)
 
 
 async def test_the_database_lies_where_it_is_configured(tmp_path):
