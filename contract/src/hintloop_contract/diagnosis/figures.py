@@ -87,7 +87,7 @@ class Seen:
     steps: Sequence[Mapping[str, float]] = ()
     """Figures of the newest steps, oldest first."""
     hashes: Sequence[tuple[int, str]] = ()
-    """Step and hash of the weights of the newest released versions, oldest first."""
+    """Step and hash of the weights of the released version's parent and of itself, as far as they are known."""
     hints: Sequence[tuple[str, str]] = ()
     """The newest hints, each with the next state that it was read from (empty when that is not known)."""
     scores: Sequence[int] = ()

@@ -10,12 +10,12 @@ from typing import Any
 
 from hintloop_contract.broker import Broker
 from hintloop_contract.diagnosis.figures import Gaps, Seen, number
-from hintloop_contract.history import HistoryEntry, StepFigures, Told, Trained, VersionNote
+from hintloop_contract.history import HistoryEntry, StepFigures, Told, Trained
 from hintloop_contract.messages import Drop, JudgedTurn, LinkedTurn, Sample, Stage, TurnRecord
 from hintloop_contract.streams import STREAMS
 
 #: What is remembered of the newest steps, turns and drops.
-MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_VERSIONS, MOST_RECORDS = 300, 200, 20, 8, 16
+MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_RECORDS = 300, 200, 20, 16
 #: How far back the history is read, and how many entries are enough, too many, and read at once.
 WINDOWS_MS = (600_000, 3_600_000, 86_400_000)
 ENOUGH_ENTRIES, MOST_ENTRIES, PORTION = 300, 3000, 100
@@ -43,7 +43,6 @@ class Recent:
     """Text of the next state by turn id, oldest first."""
     records: dict[str, tuple[LinkedTurn, TurnRecord]] = field(default_factory=dict)
     """The newest turns by id, oldest first."""
-    versions: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_VERSIONS))
 
     def add(self, entries: Iterable[HistoryEntry]) -> None:
         """Take entries, oldest first."""
@@ -57,8 +56,6 @@ class Recent:
                 self._judged(message)
             elif isinstance(message, StepFigures):
                 self.steps.append({"step": float(message.step), **message.figures})
-            elif isinstance(message, VersionNote):
-                self.versions.append((message.step, message.weights_hash))
 
     def _count(self, message: Told) -> None:
         if isinstance(message, Drop):
@@ -131,23 +128,36 @@ def _details(drops: Iterable[Drop]) -> dict[str, list[str]]:
     return details
 
 
+async def _released(broker: Broker, current: int | None) -> list[tuple[int, str]]:
+    """Step and hash of the released version's parent and of itself, as far as Redis knows them."""
+    found: list[tuple[int, str]] = []
+    version: str = "" if current is None else str(current)
+    while version and len(found) < 2:
+        notes = await broker.version_notes(int(version))
+        if not notes.get("step"):
+            break
+        found.append((int(notes["step"]), notes.get("weights_hash", "")))
+        version = notes.get("parent", "")
+    return found[::-1]
+
+
 async def look(broker: Broker, recent: Recent) -> Seen:
     """One look, with counts since the deployment began.
 
     Raises:
         DependencyError: Redis is away.
     """
-    counted = await broker.funnel()
+    counted, weights = await broker.funnel(), await broker.weights()
     return Seen(
         funnel=counted.steps,
         drops={f"{stage}:{reason}": count for (stage, reason), count in counted.drops.items()},
         details=_details(await broker.newest_drops(MOST_TURNS)),
         streams={stream.name: await broker.counts(stream) for stream in STREAMS},
         trainer=await broker.get_status("trainer"),
-        weights=await broker.weights(),
+        weights=weights,
         engines=await broker.get_status("engines"),
         steps=list(recent.steps),
-        hashes=list(recent.versions),
+        hashes=await _released(broker, weights.current),
         hints=list(recent.hints),
         scores=list(recent.scores),
         next_states=list(recent.states.values()),

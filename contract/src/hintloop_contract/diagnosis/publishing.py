@@ -47,7 +47,7 @@ def unpublished(seen: Seen, expected: Expected) -> Recognised | None:
     if seen.step and seen.weights.current is None:
         said = f"{seen.step} steps were made, and no version was released"
         return Recognised(Cause.WEIGHTS_NEVER_PUBLISHED, said, {"step": seen.step}, grave=True)
-    released = max((step for step, _ in seen.hashes), default=None)
+    released = seen.hashes[-1][0] if seen.hashes else None
     holds = seen.figure("gate_holds") or 0
     if released is None or holds or seen.step - released <= MOST_BEHIND:
         return None
