@@ -121,7 +121,7 @@ OBSERVED = {
     "prm.port": "unit/teacher/test_main.py::test_a_port_that_is_taken_ends_in_a_message",
     "prm.api_keys": "unit/judge/test_auth.py::test_configured_keys_are_needed_but_for_health_and_metrics",
     "prm.api_keys.*.hash": "unit/judge/test_auth.py::test_configured_keys_are_needed_but_for_health_and_metrics",
-    "prm.grpc_port": "unit/teacher/test_grpc.py::test_a_taken_port_is_named",
+    "prm.grpc_port": "unit/teacher/test_main.py::test_a_port_that_is_taken_ends_in_a_message",
     "prm.grpc_address": "unit/trainer/test_null_hint.py::test_the_watch_says_when_the_prm_goes_and_comes",
     "prm.grpc_max_requests": "unit/teacher/test_grpc.py::test_too_many_requests_are_told_to_come_again",
     "prm.grpc_compression": "unit/trainer/test_prm_client.py::test_encoding_is_asked_as_configured",
