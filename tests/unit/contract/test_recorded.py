@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -180,3 +181,18 @@ def test_a_damaged_number_is_recorded_as_missing() -> None:
     found = form.lack(back)
     assert found is not None
     assert found.reason == "logprob_missing"
+
+
+def test_a_line_of_version_1_is_read_for_ever() -> None:
+    """As an engine, a judge and a teacher left it; never to be written anew."""
+    line = (Path(__file__).parent / "recorded_turn_v1.jsonl").read_bytes()
+    turn = form.decode_line(line)
+    assert (turn.v, turn.engine, turn.behaviour_space) == (1, "vllm", "processed")
+    assert turn.response_ids is not None
+    assert turn.logprobs is not None
+    assert len(turn.response_ids) == len(turn.logprobs) > 0
+    assert turn.judgement is not None
+    assert turn.sample is not None
+    assert turn.sample.teacher_logprobs is not None
+    assert len(turn.sample.teacher_logprobs) == len(turn.response_ids)
+    assert form.lack(turn) is None

@@ -124,7 +124,11 @@ def _work(
     state.logs.mkdir(parents=True, exist_ok=True)
     with (state.logs / "replay.log").open("a", encoding="utf-8") as log, _logs_to(log, level):
         display.line(f"judge and teacher log to {state.logs / 'replay.log'}")
-        signals.run(work(), supervisor.hurry)
+        try:
+            signals.run(work(), supervisor.hurry)
+        except signals.InterruptedRunError:
+            display.line("interrupted; the same command goes on from here")
+            raise
 
 
 async def _sides(
