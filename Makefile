@@ -70,7 +70,7 @@ venv:
 	@scripts/setup.sh
 
 setup-all:
-	@scripts/prepare.sh vllm sglang clients
+	@scripts/prepare.sh vllm sglang clients deploy
 
 .PHONY: clean distclean
 clean:  ## Remove what the demo and the tests left behind; what `make up` keeps stays

@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
 # Makes .venv/, the named environments, and the demo's model; what exists is left alone.
-# Usage: scripts/prepare.sh NAME...   (vllm, sglang: engines; clients: the agent libraries of the tests)
+# Usage: scripts/prepare.sh NAME...   (vllm, sglang: engines; clients: the agent libraries of the tests;
+# deploy: what checks deploy/)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=jobs.sh
 source scripts/jobs.sh
 
-installer() { if [ "$1" = clients ]; then echo tests/clients/install.sh; else echo "engines/$1/install.sh"; fi; }
+installer() {
+  case "$1" in
+    clients) echo tests/clients/install.sh ;;
+    deploy) echo scripts/deploy-tools.sh ;;
+    *) echo "engines/$1/install.sh" ;;
+  esac
+}
 
 for name in "$@"; do
   if [ ! -f "$(installer "$name")" ]; then

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hintloop.doctor.checks.redis import check
+from hintloop.doctor.look import looking
+from hintloop_contract.config.loading import load_config
 from hintloop_contract.config.schema import Config
+from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Capture, Drop, DropReason, Stage
 from hintloop_contract.opening import open_broker
@@ -96,3 +100,17 @@ async def test_sentinels_with_a_password_of_their_own(sentinels: Sentinels) -> N
         await denied.time_ms()
     await denied.close()
     assert PASSWORD not in sentinels.url
+
+
+async def test_doctor_looks_through_sentinels_and_names_what_a_failover_would_forget(sentinels: Sentinels) -> None:
+    flags = {"redis.url": sentinels.url, "redis.sentinel_password": "theirs"}
+    for more, outcomes in (({}, ["ok", "warn"]), ({"redis.wait_replicas": "1"}, ["ok"])):
+        async with looking(load_config(flags={**flags, **more}, environ={})) as look:
+            await look.broker.ensure_groups()
+            found = await check(look)
+            assert [finding.outcome for finding in found if finding.check in ("redis", "durability")] == outcomes
+            assert look.seen is not None
+    sentinels.master().kill()
+    async with looking(load_config(flags={**flags, "redis.url": sentinels.url}, environ={})) as look:
+        (finding,) = await check(look)
+        assert (finding.outcome, finding.cause) == ("fail", Cause.REDIS_AWAY)
