@@ -85,15 +85,21 @@ async def sampling(look: Look, url: str) -> Finding:
 
 async def between(look: Look) -> Finding:
     """Whether PRM engine and policy engine are at one temperature, on the same unhinted tokens."""
+    from hintloop_teacher.errors import MisalignedError
     from hintloop_teacher.vocabulary import PROBE_TEXT
 
     name = "temperature"
     assert look.teacher is not None
     ids = look.teacher.engine.vocabulary.encode(PROBE_TEXT)[:64]
     try:
-        policy = await PolicyEngine(look, look.config.engine_urls[0].rstrip("/")).scorer()
-        theirs, ours = await _rows(look.teacher.engine.scorer, ids), await _rows(policy, ids)
+        ours = await _rows(await PolicyEngine(look, look.config.engine_urls[0].rstrip("/")).scorer(), ids)
     except (HintloopError, KeyError, ValueError) as error:
+        return skipped(name, f"not compared: {error!s:.160}")
+    try:
+        theirs = await _rows(look.teacher.engine.scorer, ids)
+    except MisalignedError as error:
+        return fail(name, str(error), Cause.PRM_SHIFTED)
+    except HintloopError as error:
         return skipped(name, f"not compared: {error!s:.160}")
     found = slope(zip(ours, theirs, strict=True))
     if found is None or found[1] < FIT:
