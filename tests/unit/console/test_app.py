@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from hintloop_console import bodies
@@ -62,6 +63,8 @@ async def test_answers_are_what_the_document_says(site):
 async def test_the_document_names_every_route(site):
     document = await site.json("/openapi.json")
     assert set(document["paths"]) >= {f"/api/v1{path}" for path in ("/loop", "/turns", "/turns/{turn_id}", "/events")}
+    kept = Path(__file__).parents[3] / "docs" / "console-openapi.json"
+    assert document == json.loads(kept.read_text()), f"GET /api/v1/openapi.json is another; write it to {kept}"
     assert document["paths"]["/api/v1/turns"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
 
 

@@ -55,8 +55,7 @@ OBSERVED = {
     "training.micro_batch_tokens": "unit/trainer/test_memory.py"
     "::test_micro_batches_by_tokens_are_as_large_as_their_budget",
     "training.packing": "unit/trainer/test_work.py::test_a_step_says_what_it_computed",
-    "training.num_epochs": "integration/trainer/test_faults.py"
-    "::test_a_stop_in_the_first_of_two_passes_forgets_no_step_and_keeps_no_sample",
+    "training.num_epochs": "integration/trainer/test_key_effects.py::test_a_collection_is_passed_over_so_often",
     "training.learning_rate": "unit/trainer/test_learner.py::test_the_first_adamw_step_is_the_learning_rate",
     "training.weight_decay": "unit/trainer/test_learner.py::test_decay_acts_on_matrices_alone",
     "training.adam_beta1": "integration/trainer/test_faults.py::test_the_configured_optimizer_holds_after_a_resume",
@@ -163,9 +162,9 @@ OBSERVED = {
     "proxy.api_keys.*.train": "unit/rollout_proxy/test_doors.py"
     "::test_a_key_that_does_not_train_is_served_linked_and_dropped",
     "proxy.request_timeout_s": "unit/rollout_proxy/test_serving.py::test_longest_answer",
-    "proxy.engine_wait_s": "unit/rollout_proxy/test_captures.py::test_engine_that_restarts_is_waited_for",
+    "proxy.engine_wait_s": "unit/rollout_proxy/test_serving.py::test_unreachable_engine",
     "proxy.max_request_bytes": "unit/rollout_proxy/test_app.py::test_large_body_is_refused",
-    "proxy.spool_dir": "unit/rollout_proxy/test_timing.py::test_readiness_shows_what_waits_to_be_written",
+    "proxy.spool_dir": "unit/rollout_proxy/test_key_effects.py::test_the_spool_takes_no_more_than_its_bytes",
     "proxy.spool_max_bytes": "unit/rollout_proxy/test_key_effects.py::test_the_spool_takes_no_more_than_its_bytes",
     "proxy.max_captures": "unit/rollout_proxy/test_writer.py::test_the_configured_bound_is_kept",
     "proxy.scrub": "unit/rollout_proxy/test_scrubbing.py::test_personal_data_is_masked",
@@ -229,7 +228,8 @@ OBSERVED = {
     "::test_tensorboard_gets_every_number_and_forgets_lost_steps",
     "metrics.wandb_project": "unit/trainer/test_metrics.py::test_wandb_gets_figures_and_no_secret",
     "metrics.peak_tflops": "unit/trainer/test_work.py::test_a_step_says_what_it_computed",
-    "console.host": "unit/console/test_access.py::test_names_under_which_it_answers",
+    "console.host": "unit/console/test_wiring.py::test_it_listens_where_it_is_configured",
+    "console.port": "unit/console/test_wiring.py::test_it_listens_where_it_is_configured",
     "console.password": "unit/console/test_access.py::test_the_password_signs_in_and_another_does_not",
     "console.read_requires_password": "unit/console/test_access.py"
     "::test_reading_is_free_unless_it_is_configured_otherwise",
@@ -251,8 +251,6 @@ OBSERVED = {
 
 #: Keys that act in processes that a test starts, where their effect cannot be taken away from outside.
 IN_PROCESSES_OF_THEIR_OWN = {
-    "console.port": "integration/console/test_process.py"
-    "::test_a_port_that_is_taken_and_a_database_that_is_none_are_named",
     "training.sequence_parallel": "integration/trainer/test_layouts.py::test_four_processes_make_the_same_steps",
 }
 
