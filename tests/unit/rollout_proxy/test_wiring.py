@@ -41,7 +41,7 @@ async def test_a_task_that_dies_ends_the_process(
 async def test_the_spool_limit_stands_beside_what_is_in_it(fake_engine: FakeEngine, tmp_path: Path) -> None:
     config = make_config(fake_engine, tmp_path, proxy={"spool_max_bytes": 12_345})
     broker = MemoryBroker()
-    async with wiring.make_deps(config, broker) as deps:
+    async with wiring.make_deps(config, broker) as deps, wiring.running(deps):
         assert deps.metrics.registry.get_sample_value("hintloop_proxy_spool_max_bytes") == 12_345
         assert deps.metrics.registry.get_sample_value("hintloop_proxy_spool_bytes") == 0
     await broker.close()
