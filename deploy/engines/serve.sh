@@ -22,4 +22,7 @@ fi
 scripts="${HINTLOOP_ENGINES_DIR:-/opt/engines}"
 arguments=(--model "$model" --port 30000 --role "$role" --dtype "${ENGINE_DTYPE:-bfloat16}"
   --served-model-name "$role" --max-model-len "${MAX_MODEL_LEN:-8448}")
-exec bash "$scripts/$engine/start.sh" "${arguments[@]}" -- --host 0.0.0.0 "$@"
+extra=(--host 0.0.0.0)
+# vLLM serves its figures anyway.
+[[ "$engine" != sglang ]] || extra+=(--enable-metrics)
+exec bash "$scripts/$engine/start.sh" "${arguments[@]}" -- "${extra[@]}" "$@"

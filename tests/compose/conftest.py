@@ -34,7 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def up(stack: Stack) -> Stack:
     """The stack as `up --wait` leaves it, with three judges."""
-    stack.compose("up", "-d", "--no-build", "--wait", "--wait-timeout", "240", "--scale", "judge=3")
+    stack.compose("up", "-d", "--no-build", "--wait", "--wait-timeout", "300", "--scale", "judge=3")
     return stack
 
 

@@ -130,7 +130,7 @@ def main() -> None:
     for name in ("port", "context-length", "tp-size"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--log-level")
-    for name in ("skip-server-warmup", "sleep-on-idle"):
+    for name in ("skip-server-warmup", "sleep-on-idle", "enable-metrics"):
         parser.add_argument(f"--{name}", action="store_true", required=True)
     options = parser.parse_args()
     stand_in = StandIn(Path(options.model_path), options.served_model_name)
