@@ -29,6 +29,8 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05}
 NEARER = 4.0
 #: Differences below this are rounding, nats; two versions that lie no further apart are not told from one another.
 ROUNDING = 2e-5
+#: Looks at the engines until no release came in between.
+TRIES = 3
 #: Captured prompts whose next token is asked for.
 NUM_PROMPTS = 4
 BASE = "the first weights"
@@ -47,18 +49,21 @@ class Known:
 async def scores(look: Look) -> list[Finding]:
     """Whether every engine scores the probe as the released weights do, or as those that are being published."""
     name = "scores of the probe"
-    weights = look.snapshot.weights if look.snapshot else None
-    if look.teacher is None or weights is None or weights.current is None:
-        return [skipped(name, "no version is released yet" if look.teacher else "the engines cannot be asked")]
-    directory = Path(look.config.publishing.weights_dir)
-    right = [note for version in (weights.current, weights.updating) if (note := _note(directory / str(version)))]
-    if not right:
-        return [skipped(name, f"{directory / str(weights.current)} holds no {NOTE} on this machine")]
-    others = _others(look, [weights.current, weights.updating])
-    found = [await _scored(look, url.rstrip("/"), right, others) for url in look.config.engine_urls]
-    if await look.broker.weights() != weights:
-        return [skipped(name, "weights were published meanwhile; ask again")]
-    return found
+    if look.teacher is None:
+        return [skipped(name, "the engines cannot be asked")]
+    for _ in range(TRIES):
+        weights = await look.broker.weights()
+        if weights.current is None:
+            return [skipped(name, "no version is released yet")]
+        directory = Path(look.config.publishing.weights_dir)
+        right = [note for version in (weights.current, weights.updating) if (note := _note(directory / str(version)))]
+        if not right:
+            return [skipped(name, f"{directory / str(weights.current)} holds no {NOTE} on this machine")]
+        others = _others(look, [weights.current, weights.updating])
+        found = [await _scored(look, url.rstrip("/"), right, others) for url in look.config.engine_urls]
+        if await look.broker.weights() == weights:
+            return found
+    return [skipped(name, "weights were published meanwhile, again and again")]
 
 
 async def _scored(look: Look, url: str, right: Sequence[Known], others: Sequence[Known]) -> Finding:
