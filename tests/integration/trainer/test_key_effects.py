@@ -54,6 +54,16 @@ def test_training_waits_for_a_whole_collection(
     assert progress.step == num_steps
 
 
+@pytest.mark.parametrize("num_epochs", [1, 2])
+def test_a_collection_is_passed_over_so_often(bench: Bench, make_sample: MakeSample, num_epochs: int) -> None:
+    bench.feed([make_sample(turn) for turn in range(2)])
+    stop = threading.Event()
+    timer = after(2 * WAITS_S, stop.set)
+    progress, _ = bench.train(bench.config(training={"num_epochs": num_epochs, "max_steps": 2}), stop=stop)
+    timer.cancel()
+    assert progress.step == num_epochs
+
+
 def test_the_newest_checkpoints_are_kept(bench: Bench, make_sample: MakeSample) -> None:
     bench.feed([make_sample(turn) for turn in range(8)])
     bench.train(bench.config(training={"max_steps": 4, "save_interval": 1, "keep_checkpoints": 3}))

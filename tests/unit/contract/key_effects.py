@@ -170,7 +170,7 @@ OBSERVED = {
     "proxy.scrub": "unit/rollout_proxy/test_scrubbing.py::test_personal_data_is_masked",
     "proxy.scrub_phone_regions": "unit/rollout_proxy/test_scrubbing.py::test_phone_regions_are_a_choice",
     "proxy.train_scrubbed": "unit/rollout_proxy/test_scrubbing.py::test_trained_all_the_same_when_told_so",
-    "linker.settle_ms": "unit/rollout_proxy/test_doors.py::test_a_key_that_does_not_train_is_served_linked_and_dropped",
+    "linker.settle_ms": "unit/rollout_proxy/test_key_effects.py::test_an_uncertain_link_waits_for_the_configured_time",
     "linker.reorder_ms": "unit/rollout_proxy/test_linker_task.py"
     "::test_captures_of_two_proxies_are_taken_in_the_order_in_which_they_ended",
     "linker.doubt_ms": "unit/rollout_proxy/test_linker_task.py"
@@ -186,10 +186,8 @@ OBSERVED = {
     "::test_a_write_that_no_replica_has_does_not_count_and_is_not_made_twice",
     "redis.wait_ms": "integration/redis_ha/test_replicas.py"
     "::test_a_write_that_no_replica_has_does_not_count_and_is_not_made_twice",
-    "redis.claim_idle_ms": "integration/trainer/test_disk_faults.py"
-    "::test_an_end_without_a_checkpoint_is_loud_and_its_samples_come_again",
-    "redis.max_attempts": "integration/trainer/test_faults.py"
-    "::test_a_batch_without_a_finite_gradient_fails_and_training_goes_on",
+    "redis.claim_idle_ms": "unit/teacher/test_key_effects.py::test_the_worker_claims_and_gives_up_as_configured",
+    "redis.max_attempts": "unit/teacher/test_key_effects.py::test_the_worker_claims_and_gives_up_as_configured",
     "redis.turn_retention_s": "integration/contract/test_opening.py"
     "::test_a_turns_record_is_kept_for_the_configured_time",
     "redis.check_durability": "unit/rollout_proxy/test_key_effects.py"

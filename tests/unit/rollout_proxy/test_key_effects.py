@@ -12,9 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 from hintloop_contract.errors import ConfigError, DependencyError
-from hintloop_contract.streams import TURNS
+from hintloop_contract.streams import CAPTURES, TURNS
 from hintloop_contract.testing.memory import MemoryBroker
-from hintloop_rollout_proxy import wiring
+from hintloop_rollout_proxy import linker_task, wiring
+from hintloop_rollout_proxy.metrics import ProxyMetrics
 
 from .conftest import FakeEngine, make_config
 from .test_linker_task import make_capture, run_over
@@ -84,7 +85,9 @@ class Away(MemoryBroker):
 
 
 @pytest.mark.parametrize(("max_bytes", "fate"), [(1, "lost"), (1_000_000, "spooled")])
-async def test_the_spool_takes_no_more_than_its_bytes(fake_engine: Any, proxy: Any, max_bytes: int, fate: str) -> None:
+async def test_the_spool_takes_no_more_than_its_bytes(
+    fake_engine: Any, proxy: Any, tmp_path: Path, max_bytes: int, fate: str
+) -> None:
     fake_engine.replay("chat_stop")
     broker = Away()
     async with proxy(broker=broker, proxy={"spool_max_bytes": max_bytes}) as running:
@@ -100,6 +103,9 @@ async def test_the_spool_takes_no_more_than_its_bytes(fake_engine: Any, proxy: A
             while not fates():
                 await asyncio.sleep(0.02)
         assert fates() == [fate]
+    # The fixture's directory of the spool; `proxy.spool_dir` is looked at here, too.
+    kept = sum(file.stat().st_size for file in (tmp_path / "spool").iterdir())
+    assert (kept > 1) == (fate == "spooled")
     await broker.close()
 
 
@@ -136,4 +142,32 @@ async def test_a_session_is_cut_into_segments_of_the_configured_turns(num_turns:
     await run_over(broker, make_linker_config(rollout={"max_turns_per_session": num_turns}), *captures)
     turns = [entry.message for entry in await broker.read(TURNS, "test", 10, None)]
     assert [turn.segment for turn in turns] == segments
+    await broker.close()
+
+
+@pytest.mark.parametrize(("settle_ms", "linked"), [(60_000, []), (100, ["a"])])
+async def test_an_uncertain_link_waits_for_the_configured_time(
+    settle_ms: int, linked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linker_task, "CALM_S", 0.0)
+    broker = MemoryBroker()
+    await broker.ensure_groups()
+    now_ms = await broker.time_ms()
+    config = make_linker_config(linker={"settle_ms": settle_ms, "reorder_ms": 0})
+    task = linker_task.LinkerTask(broker, config, ProxyMetrics())
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "q"}]
+    told = [*asked, {"role": "assistant", "content": "fine"}, {"role": "user", "content": "more"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    # In a session of its own name a request with other tools may be the next, and may not.
+    for turn_id, request, ago_ms in (
+        ("a", {"messages": asked}, 20_000),
+        ("b", {"messages": told, "tools": tools}, 10_000),
+    ):
+        times = {"start_ms": now_ms - ago_ms - 1000, "end_ms": now_ms - ago_ms}
+        data = json.dumps(request).encode()
+        await broker.append(CAPTURES, make_capture(turn_id, request=data, session_key="header:x-session-id:1", **times))
+    await task._hold_lease()
+    for _ in range(4):
+        await task.step()
+    assert [entry.turn_id for entry in await broker.read(TURNS, "test", 10, 50)] == linked
     await broker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
@@ -11,6 +12,8 @@ import pytest
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError, DependencyError
 from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_contract.worker import WorkerOptions
+from hintloop_teacher import wiring
 from hintloop_teacher.__main__ import main
 from hintloop_teacher.errors import ProbeError
 from hintloop_teacher.wiring import build_deps
@@ -70,6 +73,27 @@ async def test_a_try_ends_after_its_time(tmp_path: Path, timeout_s: float, num_t
             await deps.engine.prepare()
         assert min(len(engine.paths), 2) == num_tries
         await deps.engine.close()
+
+
+async def test_the_worker_claims_and_gives_up_as_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the worker does with both is in its own tests (`unit/contract/test_worker.py`)."""
+    given: list[WorkerOptions] = []
+
+    class Worker:
+        def __init__(self, broker: object, options: WorkerOptions, handler: object, ready: object) -> None:
+            given.append(options)
+
+        async def run(self, stop: asyncio.Event) -> None: ...
+
+    monkeypatch.setattr(wiring, "StreamWorker", Worker)
+    sections = {
+        "model": {"student_model_path": save_student(tmp_path / "s")},
+        "advantage": {"estimator": "grpo"},
+        "redis": {"claim_idle_ms": 1234, "max_attempts": 7},
+    }
+    deps = await build_deps(Config.model_validate(sections), MemoryBroker())
+    await wiring.run_worker(deps, asyncio.Event())
+    assert [(options.claim_idle_ms, options.max_attempts) for options in given] == [(1234, 7)]
 
 
 def test_the_routes_are_listened_for_at_the_configured_address(
