@@ -20,11 +20,15 @@ from rich.console import Console
 
 from benchmarks.doctor import matrix
 from benchmarks.goals import REPORTS, Goal, print_goals, write_report
+from tests.faults.catalogue import FAULTS
+from tests.faults.fault import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 TESTS = "tests/integration/faults"
 OUTPUTS = REPORTS / "doctor"
 PAGE = ROOT / "docs" / "fault-matrix.md"
+FAULT_NAMES = [fault.name for fault in FAULTS]
+NUM_CASES = len(FAULTS) * len(VARIANTS)
 MARK = "<!-- measured: everything below is written by `python -m benchmarks.doctor --keep` -->"
 
 
@@ -59,10 +63,11 @@ def measure(*, quick: bool) -> None:
 
 def goals_of(found: matrix.Matrix) -> list[Goal]:
     """What the doctor is to reach."""
-    share = found.num_named / len(found.rows) if found.rows else None
+    # What was not measured was not named either.
+    share = found.num_named / NUM_CASES if found.rows else None
     alarms = float(found.num_false_alarms) if found.healthy else None
     return [
-        Goal("share of faults named first", "at least", 1.0, share),
+        Goal("share of all variants named first", "at least", 1.0, share),
         Goal("causes raised on the healthy stack", "at most", 0.0, alarms),
         Goal("slowest report", "at most", 60.0, found.slowest_s, "s"),
     ]
@@ -77,14 +82,17 @@ def keep(found: matrix.Matrix) -> None:
         shutil.copy(report, folder / report.name)
     head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
     day = datetime.datetime.now(tz=datetime.UTC).date()
-    told = f"{found.num_named} of {len(found.rows)} named first, {found.num_false_alarms} causes raised without a fault"
+    told = (
+        f"{len(found.rows)} of {NUM_CASES} variants measured, {found.num_named} of them named first, "
+        f"{found.num_false_alarms} causes raised without a fault"
+    )
     looks = [f"- {look['healthy']}: {', '.join(look['raised']) or 'nothing raised'}" for look in found.healthy]
     lines = [
         MARK,
         "",
         f"Measured on {day}: {told}.",
         "",
-        *matrix.markdown(found.rows),
+        *matrix.markdown(found.rows, FAULT_NAMES),
         "",
         "Without a fault:",
         "",

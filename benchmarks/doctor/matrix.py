@@ -63,10 +63,9 @@ def table(matrix: Matrix) -> Table:
     return shown
 
 
-def markdown(rows: Sequence[Row]) -> list[str]:
-    """A line for each fault: how each variant was named."""
+def markdown(rows: Sequence[Row], faults: Sequence[str]) -> list[str]:
+    """A line for each of ``faults``: how each variant was named."""
     lines = ["| fault | named first | the second variant |", "|---|---|---|"]
-    faults = dict.fromkeys(row["fault"] for row in rows)
     for fault in faults:
         said = {row["variant"]: _cell(row) for row in rows if row["fault"] == fault}
         lines.append(f"| {fault} | {said.get('primary', 'not measured')} | {said.get('second', 'not measured')} |")

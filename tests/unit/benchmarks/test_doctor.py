@@ -39,5 +39,9 @@ def test_goals_are_missed_by_what_was_not_named(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_both_variants(tmp_path: Path) -> None:
-    lines = matrix.markdown(measured(tmp_path).rows)
-    assert lines[2:] == ["| a | `x` | `x` |", "| b | **nothing**, not `z` | not measured |"]
+    lines = matrix.markdown(measured(tmp_path).rows, ["a", "b", "c"])
+    assert lines[2:] == [
+        "| a | `x` | `x` |",
+        "| b | **nothing**, not `z` | not measured |",
+        "| c | not measured | not measured |",
+    ]
