@@ -103,7 +103,8 @@ fetch_wheels() {
   [[ -f "$wheels/.complete" ]] && return 0
   rm -rf "$cache"/wheels-*
   mkdir -p "$wheels"
-  start_job "wheels" .venv/bin/python -m pip download -q --disable-pip-version-check --no-deps -d "$wheels" -r "$list"
+  start_job "wheels" bash -c '"${@:2}" >"$1" 2>&1' bash "$logs/wheels.log" \
+    .venv/bin/python -m pip download -q --disable-pip-version-check --no-deps -d "$wheels" -r "$list"
 }
 
 make_debian() {

@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from datetime import datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -135,7 +136,9 @@ def test_containers_are_nobody_on_a_root_that_cannot_be_written(up: Stack) -> No
 
 def test_cards_go_where_the_variables_say(up: Stack) -> None:
     def cards(service: str) -> str:
-        return up.compose("exec", "-T", service, "sh", "-c", 'echo "$NVIDIA_VISIBLE_DEVICES"').strip()
+        # Docker adds it to the first process, not to what `exec` starts.
+        environment = Path(f"/proc/{up.containers(service)[0]['State']['Pid']}/environ").read_text()
+        return dict(line.split("=", 1) for line in environment.split("\0") if line)["NVIDIA_VISIBLE_DEVICES"]
 
     found = {service: cards(service) for service in ("trainer", "policy-engine", "prm-engine")}
     assert found == {"trainer": "0,1,2,3", "policy-engine": "11,5", "prm-engine": "6,7"}
@@ -154,8 +157,9 @@ def test_doctor_runs_inside(up: Stack, traffic: Traffic) -> None:
     said = up.compose("run", "--rm", "-T", "hintloop", "doctor", "--json", check=False)
 
     report = json.loads(said)
-    found = {finding["name"]: finding for visit in report["visits"] for finding in visit["findings"]}
-    assert found["judge and teacher"]["outcome"] == "ok", found
+    found = {finding["check"]: finding["outcome"] for station in report["stations"] for finding in station["findings"]}
+    wanted = ("redis", "proxy", "policy engine", "judge and teacher", "trainer")
+    assert {name: found.get(name) for name in wanted} == dict.fromkeys(wanted, "ok"), said
     for secret in (*up.secrets.values(), up.redis_password):
         assert secret not in said
 
