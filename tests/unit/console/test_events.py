@@ -23,7 +23,7 @@ class Ear:
     async def hear(self, *kinds, number=1):
         """The next events of these kinds."""
         found = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for chunk in self.stream:
                 fields = dict(line.split(": ", 1) for line in chunk.decode().splitlines() if line)
                 self.last = fields.get("id", self.last)
@@ -123,7 +123,7 @@ async def test_the_end_of_the_console_ends_them(site):
     async with aclosing(ear.stream):
         await ear.hear("loop")
         site.stop.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert [chunk async for chunk in ear.stream] == []
 
 

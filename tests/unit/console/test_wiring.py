@@ -95,10 +95,12 @@ async def test_all_that_works_beside_the_page_ends_with_it(tmp_path, on):
         async with deps_of(config, (), MemoryBroker()) as deps:
             stop = asyncio.Event()
             working = asyncio.create_task(work(deps, stop))
-            await asyncio.sleep(0.3)
-            assert not working.done() and deps.view.look.loop is not None
+            async with asyncio.timeout(20):
+                while deps.view.look.loop is None:
+                    await asyncio.sleep(0.02)
+            assert not working.done()
             stop.set()
-            await asyncio.wait_for(working, 5)
+            await asyncio.wait_for(working, 20)
     assert any("history is false" in entry["event"] for entry in logs) is not on
 
 
@@ -115,4 +117,4 @@ async def test_a_configuration_that_no_alarm_can_be_told_from_leaves_the_page(tm
         await asyncio.sleep(0.2)
         assert not working.done()
         stop.set()
-        await asyncio.wait_for(working, 5)
+        await asyncio.wait_for(working, 20)
