@@ -201,6 +201,8 @@ class Deployment:
 
     def restart(self, *services: str, wait: bool = True) -> None:
         """End these services and start them as configured now."""
+        if not services:
+            return
         for name in services:
             self.services[name].stop()
         self._version_before = self.version()
