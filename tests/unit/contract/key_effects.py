@@ -162,7 +162,8 @@ OBSERVED = {
     "proxy.api_keys.*.train": "unit/rollout_proxy/test_doors.py"
     "::test_a_key_that_does_not_train_is_served_linked_and_dropped",
     "proxy.request_timeout_s": "unit/rollout_proxy/test_serving.py::test_longest_answer",
-    "proxy.engine_wait_s": "unit/rollout_proxy/test_serving.py::test_unreachable_engine",
+    "proxy.engine_wait_s": "unit/rollout_proxy/test_key_effects.py"
+    "::test_without_a_wait_an_engine_that_is_away_is_told_of_at_once",
     "proxy.max_request_bytes": "unit/rollout_proxy/test_app.py::test_large_body_is_refused",
     "proxy.spool_dir": "unit/rollout_proxy/test_key_effects.py::test_the_spool_takes_no_more_than_its_bytes",
     "proxy.spool_max_bytes": "unit/rollout_proxy/test_key_effects.py::test_the_spool_takes_no_more_than_its_bytes",

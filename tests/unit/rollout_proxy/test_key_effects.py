@@ -42,6 +42,13 @@ async def test_top_p_is_filled_in_where_it_is_left_out(fake_engine: Any, proxy: 
     assert fake_engine.seen[0][1]["top_p"] == capture.sampling.top_p == 0.9
 
 
+async def test_without_a_wait_an_engine_that_is_away_is_told_of_at_once(proxy: Any) -> None:
+    async with proxy(policy={"engines": ["http://127.0.0.1:9"]}, proxy={"engine_wait_s": 0.0}) as running:
+        async with asyncio.timeout(15):
+            status, _ = await running.ask(QUESTION)
+    assert status == 502
+
+
 async def test_agents_see_the_configured_model_name(fake_engine: Any, proxy: Any) -> None:
     fake_engine.replay("chat_stop")
     async with proxy(policy={"served_model_name": "house-model"}) as running:
