@@ -111,10 +111,10 @@ class LinkerTask:
             return False
         renew_at = time.monotonic() + self._lease_ms / 3000
         if before is None or token > before.token + 1:
-            await self._rebuild()
+            await self._rebuild(token)
             log.info("linker active", token=token, pending=len(self._pending))
         await self._broker.renew(CAPTURES, self._consumer, [entry.entry_id for entry in self._pending.values()])
-        await self._take_left_over()
+        await self._take_left_over(token)
         self._lease = Lease(token, renew_at)
         self._metrics.active.set(1)
         return True
@@ -128,16 +128,18 @@ class LinkerTask:
         self._held.clear()
         self._todo.clear()
 
-    async def _take_left_over(self) -> None:
+    async def _take_left_over(self, token: int) -> None:
         """Claim what a linker read that no longer had the lease. It is older than what was linked since: rebuild."""
         late = [entry for entry in await self._claim() if entry.turn_id not in self._pending]
         if late:
             log.warning("captures left by another linker", num=len(late))
-            await self._rebuild()
+            await self._rebuild(token)
 
-    async def _rebuild(self) -> None:
-        """Read again what is pending: our own, and what earlier linkers left."""
+    async def _rebuild(self, token: int) -> None:
+        """Read again what is pending: our own, and what earlier linkers left. What they settled is forgotten."""
         self._linker = self._make_linker()
+        if token > 1:
+            self._linker.knows_nothing_before(await self._broker.time_ms())
         self._todo.clear()
         self._pending = {}
         self._calm_until = time.monotonic() + CALM_S

@@ -36,23 +36,22 @@ class Echo:
     frame: int
 
 
-def find_echo(
-    index: Index, scope: Scope, reading: Reading, identity: Identity, family: str, alive: Alive
-) -> Echo | None:
-    """The newest echoed answer, or ``None``."""
+def find_echo(index: Index, newcomer: Node, reading: Reading, alive: Alive) -> Echo | None:
+    """The newest answer that ``newcomer``'s request, as ``reading``, echoes; or ``None``."""
+    scope, identity = newcomer.scope, newcomer.identity
     if reading.sequence is not None:
         return _find_sequence(index, scope, reading.sequence, identity, alive)
     looks = 0
     for block in reversed(reading.blocks):
         found = _choose(
-            iter(index.at(scope, "request", reading.prefixes[block.start])), reading, block, identity, family, alive
+            iter(index.at(scope, "request", reading.prefixes[block.start])), reading, block, newcomer, alive
         )
         if found is None or not found.sure or found.frame < 2 or found.node.identity.bars(identity):
-            found = _choose(_candidates(index, scope, reading, block), reading, block, identity, family, alive)
+            found = _choose(_candidates(index, scope, reading, block), reading, block, newcomer, alive)
         if found is None and looks < NUM_CLOSE_LOOKS:
             looks += 1
             closer = _close_candidates(index, scope, reading, block)
-            found = _choose(closer, reading, block, identity, family, alive)
+            found = _choose(closer, reading, block, newcomer, alive)
         if found is not None:
             return found
     return None
@@ -80,9 +79,8 @@ def _close_candidates(index: Index, scope: Scope, reading: Reading, block: Block
     yield from index.quoted(scope, "answer", openings_in(words_of(text)))
 
 
-def _choose(
-    candidates: Iterator[Node], reading: Reading, block: Block, identity: Identity, family: str, alive: Alive
-) -> Echo | None:
+def _choose(candidates: Iterator[Node], reading: Reading, block: Block, newcomer: Node, alive: Alive) -> Echo | None:
+    identity = newcomer.identity
     best: tuple[Node, Likeness] | None = None
     best_rank: tuple[object, ...] = ()
     seen: set[str] = set()
@@ -90,10 +88,10 @@ def _choose(
         if node.turn_id in seen or not alive(node):
             continue
         seen.add(node.turn_id)
-        if node.family != family and (node.identity.line is None or node.identity.line != identity.line):
+        if node.family != newcomer.family and (node.identity.line is None or node.identity.line != identity.line):
             continue
         found = likeness(node, reading, block, identity)
-        if found is None or not is_enough(found, node, identity):
+        if found is None or not is_enough(found, node, identity, blind=newcomer.blind):
             continue
         # Of equals none can be told from the other: a whole one, then the first that is free, else the newest.
         rank = (*found.rank, node.whole, node.free, -node.number if node.free else node.number)

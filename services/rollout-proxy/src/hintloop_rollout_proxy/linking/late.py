@@ -18,26 +18,33 @@ class LateContinuations:
         self._index = index
         self._most = most
         self._gone: dict[tuple[Scope, bytes], int] = {}
+        self._told: set[tuple[Scope, bytes]] = set()
 
     def gone(self, node: Node) -> None:
         """Nothing followed ``node`` in time."""
-        self._gone[node.scope, node.digest] = node.end_ms
+        key = (node.scope, node.digest)
+        self._gone[key] = node.end_ms
+        self._told.discard(key)
         if len(self._gone) > self._most:
-            del self._gone[next(iter(self._gone))]
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._told.discard(oldest)
 
-    def gap_ms(self, node: Node, reading: Reading) -> int | None:
-        """Milliseconds from the answer that ``node``'s request goes on from, if that timed out before; told once."""
+    def gap_ms(self, node: Node, reading: Reading) -> tuple[int, bool] | None:
+        """Milliseconds from the answer that ``node``'s request goes on from, if that timed out before, and whether this
+        is the first request to show it."""
         for length in range(len(reading.events) - 1, 0, -1):
             if reading.events[length].kind not in (Kind.ANSWER, Kind.CALL):
                 continue
-            end_ms = self._end_ms(node, reading.prefixes[length])
+            digest = reading.prefixes[length]
+            known = self._index.at(node.scope, "request", digest)
+            if any(old.next is not None or old.deadline_ms >= node.start_ms for old in known):
+                return None
+            key = (node.scope, digest)
+            end_ms = known[0].end_ms if known else self._gone.get(key)
             if end_ms is not None and node.start_ms > end_ms:
-                return node.start_ms - end_ms
+                first = key not in self._told
+                if not known:
+                    self._told.add(key)
+                return node.start_ms - end_ms, first
         return None
-
-    def _end_ms(self, node: Node, digest: bytes) -> int | None:
-        end_ms = self._gone.pop((node.scope, digest), None)
-        if end_ms is not None:
-            return end_ms
-        waiting = self._index.at(node.scope, "request", digest)
-        return next((old.end_ms for old in waiting if old.next is None and old.deadline_ms < node.start_ms), None)

@@ -81,9 +81,12 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
     )
 
 
-def is_enough(likeness: Likeness, node: Node, identity: Identity) -> bool:
-    """Whether a likeness makes a link."""
+def is_enough(likeness: Likeness, node: Node, identity: Identity, *, blind: bool) -> bool:
+    """Whether a likeness makes a link. ``blind``: the answer that is meant may be forgotten, and another one that reads
+    alike be found in its place; then only ids, or all the words before it, tell that this is it."""
     if node.identity.is_other_agent(identity):
+        return False
+    if blind and not (likeness.ids == 2 or likeness.line > 0 or (likeness.line == 0 and likeness.exact)):
         return False
     telling = node.reply.telling
     if likeness.line < 0:

@@ -40,6 +40,7 @@ class Linker:
         self._deadlines: list[tuple[int, int, str]] = []
         self._late = LateContinuations(self._board.index)
         self._count = 0
+        self._blind_until_ms = 0
         self.late_ms: int | None = None
         """Of the capture fed last: how long after the answer it came, when that had timed out before."""
 
@@ -51,6 +52,10 @@ class Linker:
     def num_open(self) -> int:
         """Turns not settled yet."""
         return sum(not node.settled for node in self._board.index)
+
+    def knows_nothing_before(self, now_ms: int) -> None:
+        """Turns that were settled before ``now_ms`` are not remembered, and requests may go on from them."""
+        self._blind_until_ms = now_ms + self._options.session_timeout_ms
 
     def feed(self, capture: Capture) -> list[Decision]:
         """Take the next capture. Whatever it raises, it raises before anything is remembered."""
@@ -69,8 +74,11 @@ class Linker:
             board.refuse(capture.turn_id, reason, f"unreadable: {error}")
             return board.take()
         node = self._make_node(capture, reading, reply)
+        late = self._late.gap_ms(node, reading)
+        if late is not None and late[1]:
+            self.late_ms = late[0]
+        node.blind = late is not None or capture.start_ms < self._blind_until_ms
         verdict = Classifier(board, node, reading, capture.turn_type).verdict()
-        self.late_ms = self._late.gap_ms(node, reading)
         self._settle_now(node, capture)
         self._placer.place(node, reading, verdict)
         heapq.heappush(self._deadlines, (node.deadline_ms, node.number, node.turn_id))

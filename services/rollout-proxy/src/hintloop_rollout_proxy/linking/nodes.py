@@ -75,6 +75,8 @@ class Node:
     session: Session
     sequence_ends: tuple[SequenceEnd, ...] = ()
     response_id: str | None = None
+    blind: bool = False
+    """What it goes on from may be settled and forgotten: an answer that merely reads alike is not taken for it."""
     small: bool = False
     """A single token was asked for: a probe, unless something continues it."""
     turn_index: int = 0

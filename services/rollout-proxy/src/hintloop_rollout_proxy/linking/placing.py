@@ -299,7 +299,7 @@ class Placer:
                 if reading is None or orphan is node or orphan.parent is not None or orphan.side:
                     continue
                 alive = board.alive_for(orphan)
-                echo = find_echo(index, node.scope, reading, orphan.identity, orphan.family, alive)
+                echo = find_echo(index, orphan, reading, alive)
                 if echo is not None and echo.node is node and node.free:
                     self._adopt(node, orphan, reading, echo)
 

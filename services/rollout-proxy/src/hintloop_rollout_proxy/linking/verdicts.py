@@ -77,8 +77,7 @@ class Classifier:
         )
 
     def _find_echo(self) -> Echo | None:
-        node = self._node
-        return find_echo(self._index, node.scope, self._reading, node.identity, node.family, self._alive)
+        return find_echo(self._index, self._node, self._reading, self._alive)
 
     def _named_main(self) -> Node | None:
         """The turn that is echoed, else the newest of the session that ids name."""
