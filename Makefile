@@ -59,6 +59,10 @@ format: venv  ## Format the code
 	@$(PYTHON) -m ruff format .
 	@$(PYTHON) -m ruff check --fix .
 
+.PHONY: console
+console:  ## Build the console's page from services/console/web (needs Node; the built page is in the clone)
+	@scripts/console.sh
+
 .PHONY: proto
 proto: venv  ## Generate the gRPC code anew from scoring.proto
 	@$(PYTHON) -m grpc_tools.protoc -Icontract/src --python_out=contract/src --pyi_out=contract/src \
@@ -71,6 +75,7 @@ venv:
 
 setup-all:
 	@scripts/prepare.sh vllm sglang clients deploy
+	@scripts/browser.sh
 
 .PHONY: clean distclean
 clean:  ## Remove what the demo and the tests left behind; what `make up` keeps stays

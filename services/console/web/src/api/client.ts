@@ -36,14 +36,12 @@ function messageOf(body: unknown, status: number): string {
 }
 
 async function ask<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
-  const request: RequestInit = { method, credentials: 'same-origin', headers: { accept: 'application/json' } }
+  // The header tells the console that the request comes from a page that may set headers: from itself.
+  const headers: Record<string, string> = { accept: 'application/json', 'x-hintloop-console': '1' }
+  const request: RequestInit = { method, credentials: 'same-origin', headers }
   if (signal) request.signal = signal
   if (method !== 'GET') {
-    request.headers = {
-      accept: 'application/json',
-      'content-type': 'application/json',
-      'x-hintloop-console': '1',
-    }
+    headers['content-type'] = 'application/json'
     request.body = JSON.stringify(body ?? {})
   }
   let reply: Response
