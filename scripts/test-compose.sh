@@ -140,7 +140,7 @@ make_bases() {
     bin/python3.11 lib/python3.11 $(cd "$python" && ls -d lib/libpython3.11.so* 2>/dev/null)
   printf '[global]\nno-index = true\nfind-links = %s\ntrusted-host = 127.0.0.1\n' "$pip_source" >"$root/base/pip.conf"
   cp tests/compose/base.Dockerfile "$root/base/Dockerfile"
-  docker build -q -t "$(image_in judge PYTHON_IMAGE)" "$root/base" >"$logs/build-base.log" 2>&1 ||
+  docker build -q --network host -t "$(image_in judge PYTHON_IMAGE)" "$root/base" >"$logs/build-base.log" 2>&1 ||
     fail "the base image was not built: $(tail -3 "$logs/build-base.log")"
   docker tag hintloop-test/debian "$(image_in redis REDIS_IMAGE)"
 }
