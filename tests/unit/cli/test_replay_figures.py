@@ -105,6 +105,19 @@ def test_agreement_is_that_of_the_same_turns(store: Store) -> None:
     assert differing_table(agreement).rows[0][1:3] == ("t1", "+1: same")
 
 
+def test_scores_are_not_compared_where_one_side_was_asked_for_none(store: Store) -> None:
+    fill(store, "a", [1, -1], ["x", None])
+    fill(store, "b", [None, None], ["x", "y"])
+    sides, agreement = summed_up(store, {"a": "a", "b": "b"}, Until.JUDGE)
+    assert agreement is not None
+    found = agreement.as_dict()
+    assert (found["score_agreement"], found["score_kappa"], found["differing"]) == (None, None, [])
+    rows = dict(agreement_table(agreement).rows)
+    assert rows["scores are not compared"] == "one side gave none"
+    assert rows["hint from both"] == "1"
+    assert [plot.title for plot in replay_plots(sides, agreement)] == ["Scores by the judge"]
+
+
 def test_the_same_tokens_are_compared_by_their_advantages(store: Store) -> None:
     teachers = {"a": [-0.5, -2.5, -0.25], "b": [-0.9, -2.0, -1.5]}
     for side, teacher in teachers.items():

@@ -133,7 +133,7 @@ def _report(
     compared = [agreement_table(summary.agreement)] if summary.agreement is not None else []
     if len(made) == 2:
         compared.append(comparison(*made))
-    if summary.agreement is not None and summary.agreement.examples:
+    if summary.agreement is not None and summary.agreement.compares_scores and summary.agreement.examples:
         compared.append(differing_table(summary.agreement))
     outcome = ", ".join(f"{side.label}: {_outcomes(side)}" for side in summary.sides)
     lead = (

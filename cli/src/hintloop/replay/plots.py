@@ -25,7 +25,7 @@ def replay_plots(sides: Sequence[SideFigures], agreement: Agreement | None) -> l
     found = []
     if any(side.judged for side in sides):
         found.append(plot("Scores by the judge", partial(_scores, sides=sides)))
-    if agreement is not None and agreement.both_judged:
+    if agreement is not None and agreement.compares_scores:
         found.append(plot("Scores of both sides, turn by turn", partial(_matrix, agreement=agreement)))
     if any(side.drops for side in sides):
         found.append(plot("Dropped turns by reason", partial(_drops, sides=sides)))

@@ -138,15 +138,22 @@ class Agreement:
             self.examples.append((mine, theirs))
 
     @property
+    def compares_scores(self) -> bool:
+        """Whether both sides gave scores at all: a method that learns from hints alone asks no model for one."""
+        return any(a is not None for a, _ in self.matrix) and any(b is not None for _, b in self.matrix)
+
+    @property
     def score_agreement(self) -> float | None:
-        """Share of turns with the same score."""
+        """Share of turns with the same score; ``None`` where a side gave none at all."""
+        if not self.compares_scores:
+            return None
         return _share(sum(n for (a, b), n in self.matrix.items() if a == b), self.both_judged)
 
     @property
     def kappa(self) -> float | None:
         """Cohen's kappa of the scores; ``None`` where chance alone explains all, or nothing was judged."""
         total = self.both_judged
-        if not total:
+        if not total or not self.compares_scores:
             return None
         mine, theirs = Counter[int | None](), Counter[int | None]()
         for (a, b), number in self.matrix.items():
@@ -179,7 +186,8 @@ class Agreement:
             "advantage_correlation": self.correlation,
             "advantage_same_sign": _share(self.same_sign, self.tokens),
             "differing": [
-                {"turn_id": a.turn_id, "line": a.line, "a": _opinion(a), "b": _opinion(b)} for a, b in self.examples
+                {"turn_id": a.turn_id, "line": a.line, "a": _opinion(a), "b": _opinion(b)}
+                for a, b in (self.examples if self.compares_scores else [])
             ],
         }
 

@@ -76,8 +76,10 @@ def agreement_table(found: Agreement) -> Table:
         rows.append(("same score", f"{found.score_agreement:.1%}"))
     if found.kappa is not None:
         rows.append(("Cohen's kappa of the scores (1: always the same, 0: as by chance)", f"{found.kappa:.2f}"))
+    if found.both_judged and not found.compares_scores:
+        rows.append(("scores are not compared", "one side gave none"))
     for (a, b), number in sorted(found.matrix.items(), key=lambda item: -item[1]):
-        if a != b:
+        if a != b and found.compares_scores:
             rows.append((f"a says {_NAMES[a]}, b says {_NAMES[b]}", str(number)))
     names = {"both": "hint from both", "only_a": "hint from a alone", "only_b": "hint from b alone"}
     rows += [(label, str(found.hints[name])) for name, label in names.items()]
