@@ -16,8 +16,8 @@ export interface Events {
 const SILENT_MS = 25_000
 const FIRST_RETRY_MS = 1_000
 const LAST_RETRY_MS = 15_000
-/** `loop` looks that are kept for the small curves. */
-const NUM_LOOKS = 90
+/** A page that nobody sees for so long lets its connection go: browsers allow few to one address. */
+const HIDDEN_MS = 60_000
 
 export const live = reactive({
   state: 'connecting' as LinkState,
@@ -26,7 +26,6 @@ export const live = reactive({
   loop: null as Loop | null,
   /** Why Redis does not answer the console. */
   away: null as string | null,
-  looks: [] as Loop[],
   alarms: { active: [], past: [] } as Alarms,
 })
 
@@ -73,8 +72,6 @@ function takeLoop(look: Partial<Loop>): void {
   const loop = look as Loop
   live.loop = loop
   if (live.away === null) setClock(loop.time_ms)
-  live.looks.push(loop)
-  if (live.looks.length > NUM_LOOKS) live.looks.shift()
 }
 
 async function refreshAlarms(): Promise<void> {
@@ -120,7 +117,23 @@ export function connectLive(): void {
   void refreshAlarms()
 }
 
+let hiding: ReturnType<typeof setTimeout> | undefined
+
+function onVisibility(): void {
+  clearTimeout(hiding)
+  if (document.hidden) {
+    hiding = setTimeout(() => {
+      source?.close()
+      source = null
+      live.state = 'connecting'
+    }, HIDDEN_MS)
+  } else if (source === null) {
+    open()
+  }
+}
+
 export function startLive(): void {
+  document.addEventListener('visibilitychange', onVisibility)
   open()
   void refreshAlarms()
   onReopened(() => void refreshAlarms())
