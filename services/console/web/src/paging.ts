@@ -1,5 +1,5 @@
 // A list that is fetched page by page as it is scrolled, and kept up to date by events.
-import { computed, onBeforeUnmount, ref, shallowRef, triggerRef } from 'vue'
+import { computed, onBeforeUnmount, ref, shallowRef } from 'vue'
 import { get, type Query } from './api/client'
 import type { Page } from './api/types'
 
@@ -44,8 +44,8 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
     const key = keyOf(row)
     const index = rows.value.findIndex((one) => keyOf(one) === key)
     if (index < 0) return false
-    rows.value[index] = row
-    triggerRef(rows)
+    // A new list: the table that was given the old one looks at nothing inside it.
+    rows.value = rows.value.with(index, row)
     return true
   }
 
