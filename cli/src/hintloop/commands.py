@@ -111,6 +111,7 @@ def doctor(
     state_dir: StatePath = Path(".hintloop"),
     files: Files = None,
     settings: Settings = None,
+    keys: Keys = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this station of the chain; may be given several times.")
     ] = None,
@@ -124,7 +125,7 @@ def doctor(
     """Walk the chain from the configuration to the weights and name what is wrong, why, and the fix."""
     from hintloop.doctor.run import Wanted, run_doctor
 
-    wanted = Wanted(only or [], as_json=as_json, alone=alone, active=active, plain=plain)
+    wanted = Wanted(only or [], keys or [], as_json=as_json, alone=alone, active=active, plain=plain)
     run_doctor(state_dir, files or [], settings or [], wanted)
 
 

@@ -243,3 +243,12 @@ def test_the_configuration_alone_contacts_nothing(tmp_path: Path, monkeypatch: p
 def test_publishing_contacts_something(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", "--config-only", "--active", "--state-dir", str(tmp_path)])
     assert "--active publishes" in str(result.exception)
+
+
+def test_a_key_given_by_itself_is_looked_at(tmp_path: Path) -> None:
+    arguments = ["doctor", "--config-only", "--only", "configuration", "--json", "--state-dir", str(tmp_path)]
+    extraction = ["--set", "opd.enable_hint_extraction=false", "--set", "advantage.estimator=on_policy_distillation"]
+    result = CliRunner().invoke(app, [*arguments, *extraction])
+    assert "hints_switched_off" in json.loads(result.stdout)["causes"]
+    result = CliRunner().invoke(app, [*arguments, "--set", "opd.no_such_key=1"])
+    assert json.loads(result.stdout)["first_cause"] == "configuration_invalid"

@@ -83,9 +83,9 @@ async def test_the_database_lies_where_it_is_configured(tmp_path):
         assert (tmp_path / "here" / "db").exists()
 
 
-def test_doctor_is_given_the_files_and_nothing_else():
-    arguments = ["--config", "a", "--overlay=b", "--set", "x.y=1", "--settings", "s", "--set=z.w=2"]
-    assert doctor_arguments(arguments) == ["--config", "a", "--overlay=b", "--settings", "s"]
+def test_doctor_is_given_this_configuration_and_nothing_else():
+    shared = ["--config", "a", "--overlay=b", "--set", "x.y=1", "--settings", "s", "--set=z.w=2"]
+    assert doctor_arguments(["-v", *shared, "--once"]) == shared
 
 
 @pytest.mark.parametrize("on", [True, False])

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import typer
 from hintloop_contract.config import LoadedConfig, load_config
+from hintloop_contract.config.arguments import flags_of
 from hintloop_contract.errors import ConfigError
 from hintloop_contract.logs import MASK
 from pydantic import BaseModel, SecretStr
@@ -36,10 +37,12 @@ CODES = {Outcome.OK: 0, Outcome.FAIL: 1, Outcome.WARN: 3}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How the walk is asked for. ``only``: stations, all for none; ``alone``: contact nothing; ``active``: publish and
-    go back at the end; ``plain``: one text to paste, whatever the terminal."""
+    """How the walk is asked for. ``only``: stations, all for none; ``keys``: ``section.key=value``, above all files;
+    ``alone``: contact nothing; ``active``: publish and go back at the end; ``plain``: one text to paste, whatever the
+    terminal."""
 
     only: Sequence[str] = ()
+    keys: Sequence[str] = ()
     as_json: bool = False
     alone: bool = False
     active: bool = False
@@ -67,7 +70,7 @@ def run_doctor(state_dir: Path, files: Sequence[Path], settings: Sequence[Path],
     _quiet()
     decided = decided_file(state_dir)
     try:
-        loaded = load_config([*files, *([decided] if decided else [])], settings=settings)
+        loaded = load_config([*files, *([decided] if decided else [])], settings=settings, flags=flags_of(wanted.keys))
     except ConfigError as error:
         visits = [Visit("configuration", [fail("configuration", str(error), cause_of(str(error)))], 0.0)]
         _print(visits, wanted)

@@ -25,7 +25,7 @@ from hintloop_console.telling import Teller
 from hintloop_console.token_texts import TokenTexts
 
 #: Arguments of a service that doctor takes, too.
-_SHARED = ("--config", "--overlay", "--settings")
+_SHARED = ("--config", "--overlay", "--settings", "--set")
 
 
 @asynccontextmanager
