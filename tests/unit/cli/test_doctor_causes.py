@@ -249,6 +249,7 @@ def test_a_key_given_by_itself_is_looked_at(tmp_path: Path) -> None:
     arguments = ["doctor", "--config-only", "--only", "configuration", "--json", "--state-dir", str(tmp_path)]
     extraction = ["--set", "opd.enable_hint_extraction=false", "--set", "advantage.estimator=on_policy_distillation"]
     result = CliRunner().invoke(app, [*arguments, *extraction])
-    assert "hints_switched_off" in json.loads(result.stdout)["causes"]
+    (visit,) = json.loads(result.stdout)["stations"]
+    assert "hints_switched_off" in [finding["cause"] for finding in visit["findings"]]
     result = CliRunner().invoke(app, [*arguments, "--set", "opd.no_such_key=1"])
     assert json.loads(result.stdout)["first_cause"] == "configuration_invalid"
