@@ -333,3 +333,19 @@ def test_forgets_what_is_over() -> None:
     decisions = linker.tick(100_000)
     assert len(of_kind(decisions, Drop)) == 50
     assert len(linker) == 0
+
+
+def test_an_answer_that_seems_to_come_after_its_echo_makes_no_ring() -> None:
+    linker = make_linker()
+    named: dict[str, Any] = {"session_key": "header:x-session-id:1"}
+    second = make_capture("b", said("rain?", "It rains.", "Shorter."), "Rain.", **named)
+    captures = [
+        msgspec.structs.replace(second, start_ms=5000, end_ms=3994),
+        msgspec.structs.replace(make_capture("a", said("rain?"), "It rains.", **named), start_ms=3985, end_ms=4731),
+        make_capture("d", said("rain?", "It rains.", "Shorter.", "Rain.", "Go on."), "So?", start_ms=5802, **named),
+    ]
+
+    decisions = [decision for capture in captures for decision in linker.feed(capture)] + linker.flush()
+
+    settled = [decision.turn_id for decision in decisions if not isinstance(decision, Placed)]
+    assert sorted(settled) == ["a", "b", "d"]

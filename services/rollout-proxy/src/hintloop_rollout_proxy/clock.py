@@ -16,16 +16,19 @@ log = structlog.get_logger()
 
 
 class RedisClock:
-    """Milliseconds of Redis time. Until Redis answered once, the machine's own clock stands in."""
+    """Milliseconds of Redis time, never less than before. Until Redis answered, the machine's own clock stands in."""
 
     def __init__(self, broker: Broker) -> None:
         """Measure against ``broker``."""
         self._broker = broker
         self._offset_ms = time.time() * 1000 - time.monotonic() * 1000
+        self._latest_ms = 0
 
     def now_ms(self) -> int:
         """Redis time now, milliseconds."""
-        return int(time.monotonic() * 1000 + self._offset_ms)
+        # On a busy machine a measurement is late by a second: an answer would seem to end before it began.
+        self._latest_ms = max(self._latest_ms, int(time.monotonic() * 1000 + self._offset_ms))
+        return self._latest_ms
 
     async def measure(self) -> None:
         """Take the offset; half the round trip is the answer's age."""

@@ -298,6 +298,9 @@ class Placer:
                 reading = board.orphans.get(orphan.turn_id)
                 if reading is None or orphan is node or orphan.parent is not None or orphan.side:
                     continue
+                if _leads_to(orphan, node):
+                    # By wrong times the answer came after the request that echoes it; a line has one direction.
+                    continue
                 alive = board.alive_for(orphan)
                 echo = find_echo(index, orphan, reading, alive)
                 if echo is not None and echo.node is node and node.free:
@@ -323,3 +326,13 @@ class Placer:
         board.enter(failed, repeat.session, counts=False)
         repeat.retry_of = failed
         board.touch(repeat)
+
+
+def _leads_to(node: Node, later: Node) -> bool:
+    """Whether ``later`` stands behind ``node`` in its line."""
+    following = node.next
+    while following is not None:
+        if following.node is later:
+            return True
+        following = following.node.next
+    return False
