@@ -196,8 +196,10 @@ def test_a_database_of_another_schema_is_set_aside(tmp_path):
     assert path.with_name("db.sqlite3.schema-99").exists()
 
 
-def test_only_its_owner_may_read_the_database(store):
-    assert store.path.stat().st_mode & 0o777 == 0o600
+def test_only_its_owner_may_read_the_database_and_the_log_beside_it(store):
+    store.remember("cursor", "7-0")
+    files = {file.name: file.stat().st_mode & 0o777 for file in store.path.parent.iterdir()}
+    assert files == {f"db.sqlite3{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

@@ -42,6 +42,7 @@ class Store:
             self._readers.put(self._connection())
 
     def _opened(self) -> sqlite3.Connection:
+        self._keep_private()
         connection = self._connection()
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, SCHEMA):
@@ -49,13 +50,20 @@ class Store:
             self.path.replace(self.path.with_name(f"{self.path.name}.schema-{found}"))
             for suffix in ("-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            self._keep_private()
             connection = self._connection()
-        # Prompts and answers stand in it.
-        self.path.chmod(0o600)
         connection.executescript((files("hintloop_console") / "schema.sql").read_text())
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.commit()
         return connection
+
+    def _keep_private(self) -> None:
+        """Prompts and answers stand in it, and in the log beside it, which SQLite gives the database's permissions."""
+        self.path.touch(0o600)
+        for suffix in ("", "-wal", "-shm"):
+            file = self.path.with_name(self.path.name + suffix)
+            if file.is_file():
+                file.chmod(0o600)
 
     def _connection(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
