@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from hintloop_console import bodies
 from hintloop_console.answers import HEADERS
+from hintloop_console.lists import TurnFilter
 from hintloop_console.reading import MAX_PAGE
+from hintloop_console.store import NUM_READERS
+from hintloop_console.turn_view import exported
 from hintloop_contract.broker import WeightsState
 from hintloop_contract.control import Command, ControlOutcome
 from hintloop_contract.diagnosis.alarms import Alarm
@@ -123,6 +126,17 @@ async def test_turns_are_exported_as_they_can_be_run_again(site):
     assert turns[0].judgement.hint == "Answer in one sentence." and turns[0].sample.teacher_model == "prm"
     assert turns[1].judgement is None
     assert (await site.get("/export?stage=trained")).text == lines[0]
+
+
+def test_exports_that_nobody_takes_on_hold_up_no_one(store, teller, monkeypatch):
+    monkeypatch.setattr("hintloop_console.turn_view.EXPORTED_AT_ONCE", 2)
+    story = Story()
+    teller.apply([story.entry("turn", linked(name), record(name)) for name in "abcde"])
+    stalled = [exported(store, TurnFilter()) for _ in range(NUM_READERS + 1)]
+    for lines in stalled:
+        next(lines)
+    assert store._readers.qsize() == NUM_READERS
+    assert [decode_line(line).turn_id for line in stalled[0]] == ["b", "c", "d", "e"]
 
 
 async def test_wrong_requests_are_told_what_is_wrong(site):

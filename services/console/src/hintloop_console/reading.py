@@ -90,13 +90,9 @@ def _add_turns(routes: APIRouter, deps: ConsoleDeps) -> None:
         """Kept turns as recorded turns, one JSON object a line, oldest first."""
         chosen = lists.TurnFilter(q, session_id, stage, reason)
         chosen.clause()
-
-        def lines() -> Any:
-            with deps.store.reading() as connection:
-                yield from turn_view.exported(connection, chosen)
-
         headers = {"Cache-Control": "no-store", "Content-Disposition": 'attachment; filename="turns.jsonl"'}
-        return StreamingResponse(lines(), headers=headers, media_type="application/jsonl")
+        lines = turn_view.exported(deps.store, chosen)
+        return StreamingResponse(lines, headers=headers, media_type="application/jsonl")
 
 
 def _add_learning(routes: APIRouter, deps: ConsoleDeps) -> None:

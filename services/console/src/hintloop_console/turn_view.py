@@ -22,6 +22,7 @@ from hintloop_contract.tensors import PackedArray, unpack
 
 from hintloop_console.errors import RequestError
 from hintloop_console.lists import Row, TurnFilter, turn_row
+from hintloop_console.store import Store
 from hintloop_console.token_texts import TokenTexts
 
 _KINDS: dict[str, type[Any]] = {
@@ -200,19 +201,24 @@ def _top(sample: Sample | None, tokens: TokenTexts, num_top: int, count: int) ->
     ]
 
 
-def exported(connection: sqlite3.Connection, chosen: TurnFilter) -> Iterator[bytes]:
-    """Chosen turns as recorded turns, one a line, oldest first; such as have no record are left out."""
+def exported(store: Store, chosen: TurnFilter) -> Iterator[bytes]:
+    """Chosen turns as recorded turns, one a line, oldest first; such as have no record are left out.
+
+    Between portions it holds nothing: who takes the lines may be slow, or stop taking them.
+    """
     clause, values = chosen.clause()
     last = -1
     while True:
-        rows = connection.execute(
-            f"SELECT seq FROM turns WHERE {clause} AND seq > ? ORDER BY seq LIMIT ?", [*values, last, EXPORTED_AT_ONCE]
-        ).fetchall()
+        with store.reading() as connection:
+            rows = connection.execute(
+                f"SELECT seq FROM turns WHERE {clause} AND seq > ? ORDER BY seq LIMIT ?",
+                [*values, last, EXPORTED_AT_ONCE],
+            ).fetchall()
+            kept = [contents(connection, row["seq"]) for row in rows]
         if not rows:
             return
-        for row in rows:
-            last = int(row["seq"])
-            line = _line(contents(connection, last))
+        last = int(rows[-1]["seq"])
+        for line in map(_line, kept):
             if line is not None:
                 yield line
 
