@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -80,6 +81,19 @@ async def test_figures_come_from_the_history_once(broker: MemoryBroker) -> None:
     (alarm,) = (await looking.look()).active
     assert alarm.cause == "entropy_falls" and alarm.evidence == {"first": 2.0, "now": pytest.approx(0.1)}
     assert looking._recent is not None and len(looking._recent.steps) == 12
+
+
+@pytest.mark.parametrize("values", [(math.nan, math.nan), (math.inf, -math.inf)])
+async def test_figures_that_are_no_numbers_end_no_watch_and_raise_no_alarm(
+    broker: MemoryBroker, values: tuple[float, float]
+) -> None:
+    names = ("engine_difference_abs_mean", "advantage_mean", "advantage_std", "entropy")
+    await broker.remember(
+        [StepFigures(step=number, figures=dict.fromkeys(names, value)) for number, value in enumerate(values)]
+    )
+    looking = watch(broker)
+    await looking.look()
+    assert (await looking.look()).active == ()
 
 
 async def test_the_released_step_is_read_of_the_versions_own_notes(broker: MemoryBroker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +56,9 @@ class Recent:
             if isinstance(message, JudgedTurn):
                 self._judged(message)
             elif isinstance(message, StepFigures):
-                self.steps.append({"step": float(message.step), **message.figures})
+                # What is no number says nothing of the loop, and would make any mean of the steps one that is none.
+                figures = {name: value for name, value in message.figures.items() if math.isfinite(value)}
+                self.steps.append({"step": float(message.step), **figures})
 
     def _count(self, message: Told) -> None:
         if isinstance(message, Drop):
