@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+#: Why a capture is lost.
+LOST = ("queue_full", "spool_away", "spool_full", "unencodable", "unreadable", "unscrubbable")
 
 
 class ProxyMetrics:
@@ -45,6 +47,9 @@ class ProxyMetrics:
 
     def _count_storing(self, registry: CollectorRegistry) -> None:
         self.lost = Counter("hintloop_proxy_lost", "Captures lost, by cause.", ["cause"], registry=registry)
+        # From 0 on, so that the first one is an increase.
+        for cause in LOST:
+            self.lost.labels(cause)
         self.spooled = Counter("hintloop_proxy_spooled", "Captures written to the disk spool.", registry=registry)
         self.spool_bytes = Gauge("hintloop_proxy_spool_bytes", "Bytes in the disk spool.", registry=registry)
         self.spool_max_bytes = Gauge(
