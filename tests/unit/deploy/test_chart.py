@@ -325,6 +325,14 @@ def test_engines_are_started_by_the_repository_own_scripts(rendered: dict[str, A
     assert len(volume["configMap"]["items"]) == len(data)
 
 
+def test_an_engine_uses_all_its_cards(rendered: dict[str, Any]) -> None:
+    for way, flag in {"as shipped": "--tp-size", "cluster, nodes": "--tensor-parallel-size"}.items():
+        pod = of(rendered[way]["manifests"], "StatefulSet", "policy-engine")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        cards = str(container["resources"]["limits"]["nvidia.com/gpu"])
+        assert container["args"] == [flag, cards]
+
+
 def test_rules_are_those_of_compose(rendered: dict[str, Any]) -> None:
     groups = of(rendered["everything"]["manifests"], "PrometheusRule", "demo")["spec"]["groups"]
     shipped = []

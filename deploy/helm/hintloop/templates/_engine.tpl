@@ -47,9 +47,8 @@ spec:
           image: {{ get $root.Values.images .engine.kind }}
           imagePullPolicy: {{ $root.Values.images.pullPolicy }}
           command: [bash, /opt/engines/serve.sh, {{ .engine.kind }}, {{ .role }}, kubernetes]
-          {{- with .engine.extraArgs }}
-          args: {{- toYaml . | nindent 12 }}
-          {{- end }}
+          {{- $ranks := list (ternary "--tp-size" "--tensor-parallel-size" (eq .engine.kind "sglang")) (.engine.gpus | int | toString) }}
+          args: {{- toYaml (concat $ranks .engine.extraArgs) | nindent 12 }}
           securityContext: {{- include "hintloop.contained" . | nindent 12 }}
           env:
             - {name: HINTLOOP_PROFILE, value: kubernetes}
