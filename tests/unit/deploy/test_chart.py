@@ -333,6 +333,11 @@ def test_an_engine_uses_all_its_cards(rendered: dict[str, Any]) -> None:
         assert container["args"] == [flag, cards]
 
 
+def test_the_console_runs_no_doctor_that_its_image_lacks(manifests: list[Manifest]) -> None:
+    (container,) = of(manifests, "StatefulSet", "console")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "HINTLOOP_CONSOLE__DOCTOR_COMMAND", "value": "[]"} in container["env"]
+
+
 def test_rules_are_those_of_compose(rendered: dict[str, Any]) -> None:
     groups = of(rendered["everything"]["manifests"], "PrometheusRule", "demo")["spec"]["groups"]
     shipped = []
