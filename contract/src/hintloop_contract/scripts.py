@@ -26,15 +26,15 @@ end
 local function remember(stream, held_key, max_entries, max_bytes, entry)
   local size = weight(entry)
   if size > tonumber(max_bytes) then return end
-  if redis.call('EXISTS', stream) == 0 then redis.call('DEL', held_key) end
   redis.call('XADD', stream, '*', unpack(entry))
-  local held = redis.call('INCRBY', held_key, size)
-  local over = redis.call('XLEN', stream) - tonumber(max_entries)
+  local held, length = redis.call('INCRBY', held_key, size), redis.call('XLEN', stream)
   for _ = 1, 16 do
-    if over <= 0 and held <= tonumber(max_bytes) then return end
+    -- Alone it fits: what else is counted are entries that somebody else took out.
+    if length == 1 then redis.call('SET', held_key, size) return end
+    if length <= tonumber(max_entries) and held <= tonumber(max_bytes) then return end
     local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
     redis.call('XDEL', stream, oldest[1])
-    held, over = redis.call('DECRBY', held_key, weight(oldest[2])), over - 1
+    held, length = redis.call('DECRBY', held_key, weight(oldest[2])), length - 1
   end
 end
 local function remember_hop(kind, record, first)

@@ -186,6 +186,21 @@ async def test_bounds_that_were_lowered_take_effect_little_by_little(make_broker
     assert [entry.message.step for entry in await broker.history()] == [105, 106, 107, 108, 109]
 
 
+@pytest.mark.parametrize("rest", [0, 1])
+async def test_what_an_operator_took_out_counts_no_more(make_broker, rest):
+    broker = await make_broker(HistoryBounds(max_entries=1000, max_bytes=3000))
+    for number in range(12):
+        await linked(broker, f"t{number}")
+    await broker.client.xtrim(broker.keys.history, maxlen=rest, approximate=False)
+    broker._bounds = HistoryBounds(max_entries=1000, max_bytes=2500)
+    for number in range(12, 16):
+        await linked(broker, f"t{number}")
+    entries = await broker.client.xrange(broker.keys.history)
+    weight = sum(len(value) for _, fields in entries for value in fields.values())
+    assert (await broker.history_state()).held_bytes == weight
+    assert [entry.turn_id for entry in await broker.history()] == ["t14", "t15"]
+
+
 async def test_what_cannot_be_read_is_told_and_hides_nothing(make_broker):
     broker = await make_broker(ROOMY)
     for kind, version in (("turn", b"1"), ("newer", b"1"), ("step", b"99")):
