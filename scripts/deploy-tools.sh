@@ -15,11 +15,11 @@ venv="$cache/deploy-$recipe"
 # Debian's packages that hold promtool, prometheus and amtool.
 fetch_debian() {
     local folder
-    folder="$(mktemp -d)"
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || {
         echo "deploy-tools: no apt-get here: promtool and amtool are missing; put them into $venv/bin" >&2
         return 0
     }
+    folder="$(mktemp -d)"
     (
         cd "$folder"
         apt-get download -qq prometheus prometheus-alertmanager >/dev/null 2>&1 || {
@@ -32,18 +32,23 @@ fetch_debian() {
     rm -rf "$folder"
 }
 
+complete() { [[ -x "$venv/bin/promtool" && -x "$venv/bin/amtool" ]]; }
+
 mkdir -p "$cache"
 exec 9>"$venv.lock"
 flock 9
 if [[ ! -f "$venv/.complete" ]]; then
-    echo "scripts/deploy-tools.sh: installing into $venv" >&2
-    rm -rf "$venv"
-    "${HINTLOOP_PYTHON:-python3.11}" -m venv "$venv" >&2
-    # The file lists everything, so nothing is left to resolve and nothing else can come in.
-    "$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps -r constraints/deploy.txt >&2
-    fetch_debian
-    # Only what is complete is kept; without Debian's tools the next run tries again.
-    if [[ -x "$venv/bin/promtool" && -x "$venv/bin/amtool" ]]; then touch "$venv/.complete"; fi
+    if [[ ! -f "$venv/.packages" ]]; then
+        echo "scripts/deploy-tools.sh: installing into $venv" >&2
+        rm -rf "$venv"
+        "${HINTLOOP_PYTHON:-python3.11}" -m venv "$venv" >&2
+        # The file lists everything, so nothing is left to resolve and nothing else can come in.
+        "$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps -r constraints/deploy.txt >&2
+        touch "$venv/.packages"
+    fi
+    # Without Debian's tools the next run tries again; those that somebody put there stay.
+    complete || fetch_debian
+    if complete; then touch "$venv/.complete"; fi
 fi
 exec 9>&-
 echo "$venv"
