@@ -14,6 +14,11 @@ if [[ ! -f /model/config.json ]]; then
   echo "serve.sh: MODEL_PATH holds no config.json; set it in .env to the folder of a Hugging Face model" >&2
   exit 2
 fi
+if [[ "${HINTLOOP_DEVICE:-}" != cpu ]] && ! nvidia-smi -L >/dev/null 2>&1; then
+  echo "serve.sh: this container sees no GPU (nvidia-smi -L fails); is the NVIDIA Container Toolkit installed?" \
+    "Without a GPU: PROFILE=cpu" >&2
+  exit 2
+fi
 model=/model
 # An adapter is brought by the trainer; weights are there from the start.
 if [[ "$role" = policy && -f /weights/current/config.json ]]; then
