@@ -1,8 +1,10 @@
 """Who may write, and what keeps others from it."""
 
+import json
+
 import pytest
 from hintloop_console import access
-from hintloop_console.access import Access, Attempts, check_origin, host_names
+from hintloop_console.access import Access, Attempts, check_host, check_origin, host_names
 from hintloop_console.errors import RequestError
 from hintloop_contract.config import load_config
 from hintloop_contract.config.console import ConsoleSection
@@ -99,6 +101,7 @@ def test_addresses_that_guessed_are_not_remembered_without_bound(monkeypatch):
         ({"x-hintloop-console": "1", "origin": "http://h:1", "host": "h:1"}, False),
         ({"x-hintloop-console": "1", "origin": "http://evil", "host": "h:1"}, True),
         ({"x-hintloop-console": "1", "origin": "null", "host": "h:1"}, True),
+        ({"x-hintloop-console": "1", "origin": "http://[", "host": "h:1"}, True),
         ({"x-hintloop-console": "1", "sec-fetch-site": "cross-site"}, True),
         ({"x-hintloop-console": "1", "sec-fetch-site": "same-site"}, True),
         ({"x-hintloop-console": "1", "sec-fetch-site": "same-origin"}, False),
@@ -112,9 +115,45 @@ def test_requests_of_other_pages_are_refused(headers, refused):
 
 
 def test_names_under_which_it_answers():
-    assert host_names(section()) == ["localhost", "127.0.0.1", "[::1]", "127.0.0.1"]
+    assert host_names(section()) == ["localhost"]
     assert host_names(section(host="0.0.0.0")) == ["*"]
-    assert host_names(section(allowed_hosts=["c.example"])) == ["c.example"]
+    assert host_names(section(allowed_hosts=["c.example"])) == ["localhost", "c.example"]
+
+
+@pytest.mark.parametrize(
+    ("host", "refused"),
+    [
+        ("c.example", False),
+        ("C.Example:8443", False),
+        ("a.b.example:1", False),
+        ("b.example", True),
+        ("evil.example", True),
+        ("evil.example:8080", True),
+        ("127.0.0.1.evil.example", True),
+        ("[", True),
+        ("", True),
+        ("localhost:8080", False),
+        ("127.0.0.1:8080", False),
+        ("10.1.2.3:8080", False),
+        ("[::1]:8080", False),
+    ],
+)
+def test_other_names_are_refused_and_addresses_are_none(host, refused):
+    names = host_names(section(host="0.0.0.0", allowed_hosts=["c.example", "*.b.example"]))
+    if refused:
+        assert status_of(check_host, host, names) == 400
+    else:
+        check_host(host, names)
+        check_host(host, ["*"])
+
+
+@pytest.mark.parametrize(
+    "name", ["https://c.example", "c.example:8443", "c.example/console", "", "c.*", "*c.example", "a b"]
+)
+def test_what_is_no_name_of_a_host_is_refused_with_the_fix(name):
+    with pytest.raises(ConfigError, match=r"console\.allowed_hosts.*(leave out|write console\.example\.com)") as caught:
+        load_config(flags={"console.allowed_hosts": json.dumps([name])}, environ={})
+    assert repr(name) in str(caught.value)
 
 
 def test_a_short_password_is_refused_and_not_shown():

@@ -159,8 +159,17 @@ async def test_every_answer_carries_the_headers_that_keep_others_out(site):
 
 
 async def test_another_sites_name_is_not_answered(site):
-    assert (await site.get("/me", headers={"host": "evil.example"})).status_code == 400
+    answer = await site.get("/me", headers={"host": "evil.example"})
+    assert answer.status_code == 400 and "console.allowed_hosts" in answer.json()["error"]["message"]
     assert (await site.get("/me", headers={"host": "localhost:8080"})).status_code == 200
+
+
+async def test_with_a_name_of_its_own_probes_and_scrapers_still_reach_it_by_address(make_site):
+    async with make_site(host="0.0.0.0", allowed_hosts=["c.example"]) as site:
+        for path in ("/health", "/metrics"):
+            assert (await site.client.get(path, headers={"host": "10.1.2.3:8080"})).status_code == 200
+        assert (await site.get("/me", headers={"host": "c.example"})).status_code == 200
+        assert (await site.get("/me", headers={"host": "evil.example"})).status_code == 400
 
 
 async def test_signing_in_and_out(site):

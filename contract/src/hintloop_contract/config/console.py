@@ -36,8 +36,8 @@ class ConsoleSection(Section):
     keep_mb: Annotated[int, Field(ge=1, le=1_048_576)] = 4096
     """Most megabytes (10^6 bytes) of their contents kept there."""
     allowed_hosts: list[str] = Field(default_factory=list)
-    """Names under which browsers reach the console (`console.example.com`); others are refused. Empty: this machine's
-    own names when `host` is an address of it alone, else any."""
+    """Names under which browsers reach the console (`console.example.com`); others are refused, but for `localhost` and
+    addresses. Empty: no others when `host` is an address of this machine alone, else any."""
     doctor_command: list[str] = Field(default_factory=lambda: ["hintloop", "doctor", "--json"])
     """What `Run doctor` starts; the configuration's files follow as arguments. Empty: it cannot be run from here."""
     doctor_timeout_s: PositiveFloat = 300.0
@@ -49,4 +49,15 @@ class ConsoleSection(Section):
         length = len(value.get_secret_value())
         if 0 < length < 8:
             raise ValueError(f"the password has {length} characters, which can be guessed; use 8 or more, or none")
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_alone(cls, value: list[str]) -> list[str]:
+        for name in value:
+            plain = name.removeprefix("*.") if name != "*" else ""
+            if "*" in plain or not name:
+                raise ValueError(f"{name!r} is no name; write console.example.com, or *.example.com for all below it")
+            if "/" in name or name.count(":") == 1 or name.split() != [name]:
+                raise ValueError(f"{name!r} is more than a name; leave out scheme, port and path")
         return value

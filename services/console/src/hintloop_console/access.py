@@ -11,7 +11,8 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from hintloop_contract.config.console import ConsoleSection
@@ -132,13 +133,44 @@ def check_origin(headers: dict[str, str]) -> None:
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise RequestError(403, "the request comes from another site")
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
+    if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
         raise RequestError(403, "the request comes from another site")
 
 
 def host_names(section: ConsoleSection) -> list[str]:
-    """Names that a request may give the console; ``*``: any. Other names may be another site's, led here by its DNS."""
+    """Names that a request may give the console; ``*``: any, ``*.example.com``: any below it."""
     if section.allowed_hosts:
-        return list(section.allowed_hosts)
+        return ["localhost", *section.allowed_hosts]
     local = section.host in ("localhost", "::1") or section.host.startswith("127.")
-    return ["localhost", "127.0.0.1", "[::1]", section.host] if local else ["*"]
+    return ["localhost"] if local else ["*"]
+
+
+def check_host(host: str, names: Sequence[str]) -> None:
+    """Refuse a name that may be another site's, led here by its DNS.
+
+    An address is no name, and nobody's DNS leads it elsewhere: probes and scrapers come by it.
+
+    Raises:
+        RequestError: ``host``, as the request gives it, is none of ``names``.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        name = ""
+    if not _is_address(name) and not any(_covers(known, name) for known in names):
+        raise RequestError(
+            400, f"this console is not known as {name[:100]!r}; if that is its name, add it to console.allowed_hosts"
+        )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _covers(known: str, name: str) -> bool:
+    known = known.lower()
+    return known in ("*", name) or (known.startswith("*.") and name.endswith(known[1:]))

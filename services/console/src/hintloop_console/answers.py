@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from hintloop_contract.errors import DependencyError
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hintloop_console.access import check_host
 from hintloop_console.bodies import ProblemReply
 from hintloop_console.errors import RequestError
 from hintloop_console.texts import sendable, sendable_throughout
@@ -99,3 +101,21 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with if scope["type"] == "http" else send)
+
+
+class KnownHosts:
+    """Answers under the console's own names alone."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        """Wrap ``app``; ``names`` are `access.host_names`."""
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        app = self._app
+        if scope["type"] == "http":
+            try:
+                check_host(Headers(scope=scope).get("host", ""), self._names)
+            except RequestError as error:
+                app = problem_answer(error.status, str(error))
+        await app(scope, receive, send)

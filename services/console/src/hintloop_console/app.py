@@ -10,12 +10,11 @@ from fastapi import FastAPI, Response
 from hintloop_contract.errors import DependencyError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from hintloop_console import bodies, events, reading, writing
 from hintloop_console.access import host_names
-from hintloop_console.answers import SecurityHeaders, add_error_answers, json_answer
+from hintloop_console.answers import KnownHosts, SecurityHeaders, add_error_answers, json_answer
 from hintloop_console.deps import ConsoleDeps
 
 #: Built assets carry a hash of their content in their names.
@@ -36,7 +35,7 @@ def make_app(deps: ConsoleDeps, stop: asyncio.Event) -> FastAPI:
     if static.is_dir():
         app.mount("/", _Page(directory=static, html=True))
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=host_names(deps.loaded.config.console))
+    app.add_middleware(KnownHosts, names=host_names(deps.loaded.config.console))
     app.add_middleware(SecurityHeaders)
     return app
 
