@@ -45,7 +45,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "networkPolicy": {"agents": [{"namespaceSelector": {"matchLabels": {"agents": "yes"}}}]},
         "monitoring": {"podMonitor": True, "rules": True, "labels": {"release": "p"}, "otlpEndpoint": "http://o:4318"},
     },
-    "engine elsewhere": {**CLAIM, "prmEngine": {"enabled": False, "url": "https://prm.example/api"}},
+    "engine elsewhere": {
+        **CLAIM,
+        "hintloop": {"enabled": False},
+        "prmEngine": {"enabled": False, "url": "https://prm.example/api"},
+    },
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no model": ({}, "/model/claim"),
@@ -143,7 +147,7 @@ def test_custom_resources_have_the_fields_of_their_kinds(rendered: dict[str, Any
 def test_the_same_services_as_in_compose(manifests: list[Manifest]) -> None:
     found = {m["metadata"]["labels"]["app.kubernetes.io/component"] for m in manifests if pod_templates(m)}
     always = {"rollout-proxy", "prm", "judge", "teacher", "trainer", "policy-engine", "console"}
-    assert always <= found <= always | {"redis", "prm-engine"}
+    assert always <= found <= always | {"redis", "prm-engine", "hintloop"}
 
 
 def test_pods_are_nobody_without_rights(manifests: list[Manifest]) -> None:
@@ -163,6 +167,9 @@ def test_pods_are_nobody_without_rights(manifests: list[Manifest]) -> None:
 def test_long_running_pods_are_probed(manifests: list[Manifest]) -> None:
     for manifest in manifests:
         if manifest["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        # It serves nothing.
+        if manifest["metadata"]["name"] == "demo-hintloop":
             continue
         for container in manifest["spec"]["template"]["spec"]["containers"]:
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(container), manifest["metadata"]["name"]
@@ -212,7 +219,7 @@ def test_ports_of_the_configuration_are_those_of_the_pods(manifests: list[Manife
     }
     for where, template in pods(manifests):
         component = template["metadata"]["labels"]["app.kubernetes.io/component"]
-        ports = {port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+        ports = {port["containerPort"] for port in template["spec"]["containers"][0].get("ports", ())}
         assert wanted.get(component, ports) == ports, where
         if component == "trainer":
             assert settings["metrics"]["port"] in ports
@@ -240,6 +247,7 @@ def test_trainer_and_engines_share_the_weights(manifests: list[Manifest]) -> Non
             if volume.get("persistentVolumeClaim", {}).get("claimName") == "demo-weights":
                 (mount,) = [m for m in template["spec"]["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
                 mounted[where.split()[1]] = (mount["mountPath"], mount.get("readOnly", False))
+    assert mounted.pop("demo-hintloop", None) in (None, ("/weights", True))
     assert mounted == {"demo-policy-engine": ("/weights", True), "demo-trainer": ("/weights", False)}
 
 
@@ -261,12 +269,12 @@ def test_network_policies_let_in_who_has_to(manifests: list[Manifest]) -> None:
             }
         return found
 
-    assert callers("policy-engine", 30000) == {"rollout-proxy", "teacher", "trainer", "console"}
+    assert callers("policy-engine", 30000) == {"rollout-proxy", "teacher", "trainer", "console", "hintloop"}
     assert callers("judge", 18010) == callers("teacher", 18011) == {"prm"}
-    assert callers("prm", 18011) == {"trainer", "console"}
+    assert callers("prm", 18011) == {"trainer", "console", "hintloop"}
     assert callers("trainer", 18030) == {"trainer"}
     if "redis" in policies:
-        assert callers("redis", 6379) == {"rollout-proxy", "judge", "teacher", "trainer", "console"}
+        assert callers("redis", 6379) == {"rollout-proxy", "judge", "teacher", "trainer", "console", "hintloop"}
     for component, policy in policies.items():
         if component not in ("rollout-proxy", "console", "deny"):
             assert all(rule.get("from") for rule in policy["ingress"]), f"everybody reaches {component}"
@@ -336,6 +344,17 @@ def test_an_engine_uses_all_its_cards(rendered: dict[str, Any]) -> None:
 def test_the_console_runs_no_doctor_that_its_image_lacks(manifests: list[Manifest]) -> None:
     (container,) = of(manifests, "StatefulSet", "console")["spec"]["template"]["spec"]["containers"]
     assert {"name": "HINTLOOP_CONSOLE__DOCTOR_COMMAND", "value": "[]"} in container["env"]
+
+
+def test_commands_find_the_services(rendered: dict[str, Any]) -> None:
+    manifests = rendered["as shipped"]["manifests"]
+    (container,) = of(manifests, "Deployment", "demo-hintloop")["spec"]["template"]["spec"]["containers"]
+    told = {variable["name"]: variable["value"] for variable in container["env"]}
+    for section, component in {"PROXY": "rollout-proxy", "PRM": "prm"}.items():
+        service = of(manifests, "Service", component)
+        assert told[f"HINTLOOP_{section}__HOST"] == service["metadata"]["name"]
+    assert told["HINTLOOP_PROXY__PORT"] == str(of(manifests, "Service", "rollout-proxy")["spec"]["ports"][0]["port"])
+    assert not [m for m in rendered["engine elsewhere"]["manifests"] if m["metadata"]["name"] == "demo-hintloop"]
 
 
 def test_rules_are_those_of_compose(rendered: dict[str, Any]) -> None:
