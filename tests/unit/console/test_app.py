@@ -297,7 +297,7 @@ async def test_doctor_is_run_and_its_report_kept(make_site):
         assert (await site.post("/doctor")).json()["running"] is True
         assert (await site.post("/doctor")).status_code == 409
         state = await settled(site)
-        assert state["report"] == {"args": ["--config", "a.toml", "--settings=s.json"]} and state["exit_code"] == 1
+        assert state["report"] == {"args": arguments} and state["exit_code"] == 1
         assert state["error"] is None and state["ended_ms"] >= state["started_ms"]
     async with make_site(doctor_command=[]) as site:
         state = await site.json("/doctor")
