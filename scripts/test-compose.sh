@@ -21,6 +21,12 @@ fi
 
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/hintloop/compose"
 mkdir -p "$cache"
+# Two at once would remove one another's wheels.
+exec 9>"$cache/lock"
+if ! flock -n 9; then
+  say "another one runs on this machine; waiting for it"
+  until flock -w 2 9; do :; done
+fi
 # Deleting a data root on a disk takes minutes; in memory it needs room for all images.
 needed_kb=$((8 * 1024 * 1024))
 free_kb() { df --output=avail "$1" 2>/dev/null | tail -1; }
@@ -83,7 +89,7 @@ start_engine() {
   mkdir -p "$DOCKER_CONFIG/cli-plugins"
   ln -s "$tools/bin/docker-compose" "$DOCKER_CONFIG/cli-plugins/docker-compose"
   PATH="$root/bin:$PATH" setsid dockerd -H "$DOCKER_HOST" --data-root "$root/data" --exec-root "$root/exec" \
-    --pidfile "$root/docker.pid" --iptables=false --ip6tables=false --bridge=none >"$logs/dockerd.log" 2>&1 &
+    --pidfile "$root/docker.pid" --iptables=false --ip6tables=false --bridge=none >"$logs/dockerd.log" 2>&1 9>&- &
   local started=$!
   for _ in $(seq 300); do
     docker version >/dev/null 2>&1 && return 0
@@ -122,7 +128,7 @@ make_debian() {
 serve_wheels() {
   local port
   port="$(.venv/bin/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
-  (cd "$wheels" && exec setsid "$OLDPWD/.venv/bin/python" -m http.server "$port" --bind 127.0.0.1) >/dev/null 2>&1 &
+  (cd "$wheels" && exec setsid "$OLDPWD/.venv/bin/python" -m http.server "$port" --bind 127.0.0.1) >/dev/null 2>&1 9>&- &
   job_pids+=("$!") job_names+=("wheels for images")
   pip_source="http://127.0.0.1:$port/"
 }
