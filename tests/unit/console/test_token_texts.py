@@ -47,6 +47,13 @@ def test_bytes_that_never_become_a_character_spoil_no_other(directory, encode):
     assert "".join(texts[2:-1]) == "hello"
 
 
+def test_a_decoder_that_changes_what_stands_before_a_token_hides_no_answer(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "XYZ")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert TokenTexts(str(tmp_path)).of_answer([0, 1, 2], before=[0, 1]) == ["a", "b", "c"]
+
+
 def test_a_candidate_that_is_no_character_is_written_in_bytes(directory, encode):
     tokens = TokenTexts(str(directory))
     assert tokens.of_candidate(encode("世")[0]) == "<0xE4>"

@@ -44,12 +44,23 @@ class TokenTexts:
         if tokenizer is None:
             return [None] * len(ids)
         stream = DecodeStream(skip_special_tokens=False)
+
+        def step(token: int) -> str | None:
+            nonlocal stream
+            try:
+                text: str | None = stream.step(tokenizer, token)
+            except Exception:  # noqa: BLE001  # the library raises no narrower class
+                # Some decoders change what stands before a token, which a stream refuses: it is begun anew behind it.
+                stream = DecodeStream(skip_special_tokens=False)
+                text = self._alone(tokenizer, token)
+            return text
+
         # Some tokenizers write the first word of a text without its space.
         for token in before[-8:]:
-            stream.step(tokenizer, token)
+            step(token)
         texts: list[str | None] = []
         for token in ids:
-            chunk = stream.step(tokenizer, token)
+            chunk = step(token)
             if chunk is not None and texts and texts[-1] == PARTIAL:
                 # Bytes before it that became no character are shown already.
                 chunk = chunk.lstrip(PARTIAL)
