@@ -63,7 +63,7 @@ class Teller:
         connection.execute("SAVEPOINT entry")
         try:
             hand.tell(entry)
-        except (ValueError, TypeError, MessageError, sqlite3.IntegrityError, sqlite3.DataError) as error:
+        except (ValueError, TypeError, OverflowError, MessageError, sqlite3.IntegrityError, sqlite3.DataError) as error:
             connection.execute("ROLLBACK TO entry")
             log = structlog.get_logger()
             log.error("history entry left out", entry=entry.entry_id, kind=entry.kind, detail=f"{error!r:.500}")
