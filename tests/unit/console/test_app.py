@@ -145,6 +145,7 @@ async def test_wrong_requests_are_told_what_is_wrong(site):
         (f"/turns?limit={MAX_PAGE + 1}", 422, "limit"),
         ("/turns?after=x", 422, "after"),
         ("/drops?minutes=0", 422, "minutes"),
+        ("/advantages?first_step=9223372036854775808", 422, "first_step"),
         ("/nothing", 404, "Not Found"),
     ):
         answer = await site.get(path)

@@ -20,6 +20,7 @@ MAX_MINUTES = 7 * 24 * 60
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 Words = Annotated[str, Query(max_length=500)]
 Word = Annotated[str, Query(max_length=200)]
+Step = Annotated[int | None, Query(ge=0, le=2**53)]
 
 
 def router(deps: ConsoleDeps) -> APIRouter:
@@ -103,7 +104,7 @@ def _add_learning(routes: APIRouter, deps: ConsoleDeps) -> None:
             return json_answer(lists.steps(connection, after, limit))
 
     @routes.get("/advantages", response_model=bodies.Advantages)
-    def advantages(first_step: int | None = None, last_step: int | None = None) -> Response:
+    def advantages(first_step: Step = None, last_step: Step = None) -> Response:
         """How advantages of tokens lie, over kept turns that were trained in these steps."""
         with deps.store.reading() as connection:
             return json_answer(lists.advantages(connection, first_step, last_step))
