@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import time
 from contextlib import aclosing
 
+import itsdangerous.timed
 import pytest
 from hintloop_console import events as module
 from hintloop_console.events import Listener
@@ -71,6 +73,30 @@ async def test_a_page_that_comes_back_misses_nothing_and_hears_nothing_twice(sit
         assert [kind for kind, _ in await again.hear("turn", "step", number=2)] == ["turn", "step"]
         site.tell(*story.whole("c"))
         assert [row["turn_id"] for _, row in await again.hear("turn")] == ["c"]
+
+
+async def test_a_page_hears_nothing_more_when_its_sign_in_ends(make_site, monkeypatch):
+    async with make_site(read_requires_password=True, session_hours=1) as site:
+        cookie = site.deps.access.sign_in("a", "correct horse")
+        sent = []
+
+        async def receive():
+            await asyncio.sleep(30)
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"cookie", f"hintloop_console={cookie}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/api/v1/events", "query_string": b"", "headers": headers}
+        listening = asyncio.create_task(site.client._transport.app(scope, receive, send))
+        async with asyncio.timeout(10):
+            while not site.deps.view.watchers:
+                await asyncio.sleep(0.01)
+        now = time.time()
+        monkeypatch.setattr(itsdangerous.timed.time, "time", lambda: now + 3700)
+        async with asyncio.timeout(10):
+            await listening
+        assert sent[0]["status"] == 200 and site.deps.view.watchers == 0
 
 
 async def test_a_page_of_another_database_begins_with_this_one(site):

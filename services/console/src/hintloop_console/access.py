@@ -105,11 +105,15 @@ class Access:
             return False
         return True
 
+    def may_read(self, cookie: str | None) -> bool:
+        """Whether who sends the cookie is shown anything."""
+        return self.reading_is_free or self.signed_in(cookie)
+
     def check_read(self, cookie: str | None) -> None:
         """Raises:
         RequestError: reading needs a sign-in.
         """
-        if not self.reading_is_free and not self.signed_in(cookie):
+        if not self.may_read(cookie):
             raise RequestError(401, "sign in first: console.read_requires_password is on")
 
     def check_write(self, cookie: str | None) -> None:

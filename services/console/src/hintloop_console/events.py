@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -35,13 +35,15 @@ def router(deps: ConsoleDeps, stop: asyncio.Event) -> APIRouter:
     @routes.get("/events", response_class=StreamingResponse, responses=refusals(401, 503))
     async def events(request: Request) -> Response:
         """Events `loop`, `turn`, `step`, `version` and `alarm`; `Last-Event-ID` goes on where a page left off."""
-        deps.access.check_read(request.cookies.get(COOKIE))
+        cookie = request.cookies.get(COOKIE)
+        deps.access.check_read(cookie)
         if deps.view.watchers >= MAX_LISTENERS:
             raise RequestError(503, f"{MAX_LISTENERS} pages listen already; close some", retry_after_s=10)
         last = request.headers.get("last-event-id", "")
         listener = Listener(deps, int(last) if last.isdecimal() and len(last) < 19 else None)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(listener.events(stop), headers=headers, media_type="text/event-stream")
+        told = listener.events(stop, lambda: deps.access.may_read(cookie))
+        return StreamingResponse(told, headers=headers, media_type="text/event-stream")
 
     return routes
 
@@ -57,14 +59,14 @@ class Listener:
         self._shown_at = 0.0
         self._alarms: dict[str, Alarm] = {}
 
-    async def events(self, stop: asyncio.Event) -> AsyncIterator[bytes]:
-        """Events as bytes, until ``stop``."""
+    async def events(self, stop: asyncio.Event, may_read: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+        """Events as bytes, until ``stop``, or until the page ``may_read`` no more."""
         newest = await asyncio.to_thread(self._deps.teller.change)
         if self._since is None or self._since > newest:
             self._since = newest
         yield b"retry: 2000\n\n"
         with self._deps.view.watching():
-            while not stop.is_set():
+            while not stop.is_set() and may_read():
                 change = self._deps.reader.next_change
                 for event in [*self._look(), *await asyncio.to_thread(self._changes)]:
                     yield event
