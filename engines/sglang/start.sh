@@ -17,7 +17,7 @@ flags=(
     --skip-server-warmup
     # Also a condition of exact capture: without a parser SGLang streams no log-probability for a token that
     # adds no text, the end-of-turn token among them.
-    --tool-call-parser hermes
+    --tool-call-parser "${HINTLOOP_TOOL_CALL_PARSER:-hermes}"
     # Sampling defaults come from the request alone, never from the checkpoint's folder.
     --sampling-defaults openai
     # An idle scheduler would keep one core busy polling.

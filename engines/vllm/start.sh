@@ -16,7 +16,7 @@ flags=(
     --max-logprobs 64
     # Scores of given candidates come from a route of this group.
     --enable-scale-out
-    --enable-auto-tool-choice --tool-call-parser hermes
+    --enable-auto-tool-choice --tool-call-parser "${HINTLOOP_TOOL_CALL_PARSER:-hermes}"
     # Sampling defaults come from the request alone, never from the checkpoint's folder.
     --generation-config vllm
     --worker-extension-cls hintloop_vllm.worker.WorkerExtension
