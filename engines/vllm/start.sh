@@ -12,7 +12,7 @@ parse_engine_arguments vllm "$@"
 flags=(
     --model "$model" --served-model-name "$served_model_name"
     --host 127.0.0.1 --port "$port"
-    --dtype "$dtype" --max-model-len "$max_model_len" --max-num-seqs 32
+    --dtype "$dtype" --max-model-len "$max_model_len"
     --max-logprobs 64
     # Scores of given candidates come from a route of this group.
     --enable-scale-out
@@ -57,4 +57,4 @@ export VLLM_ENABLE_V1_MULTIPROCESSING=0
 # The first request for log-probabilities would compile a kernel for 20 s.
 export TORCH_COMPILE_DISABLE=1
 exec "$python" -m vllm.entrypoints.openai.api_server --enforce-eager --distributed-executor-backend uni \
-    "${flags[@]}" ${extra[@]+"${extra[@]}"}
+    --max-num-seqs 32 "${flags[@]}" ${extra[@]+"${extra[@]}"}
