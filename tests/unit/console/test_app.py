@@ -15,6 +15,7 @@ from hintloop_console.turn_view import exported
 from hintloop_contract.broker import WeightsState
 from hintloop_contract.control import Command, ControlOutcome
 from hintloop_contract.diagnosis.alarms import Alarm
+from hintloop_contract.errors import DependencyError
 from hintloop_contract.history import GateDecision, VersionNote
 from hintloop_contract.messages import VersionSpan
 from hintloop_contract.recorded import decode_line
@@ -264,6 +265,18 @@ async def test_a_request_that_waits_can_be_taken_back(site, monkeypatch):
     assert (await site.client.delete(path, headers=FROM_HERE)).status_code == 409
 
 
+async def test_a_request_that_stands_is_told_though_redis_went_away_behind_it(site, monkeypatch):
+    async def away(*_, **__):
+        raise DependencyError("redis", "gone")
+
+    await site.sign_in()
+    monkeypatch.setattr(site.broker, "control_outcome", away)
+    answer = await site.post("/rollback", {"version": 3})
+    found = await site.broker.next_control()
+    assert found is not None and answer.status_code == 202
+    assert (answer.json()["request_id"], answer.json()["state"]) == (found[0], "waiting")
+
+
 async def test_versions_say_which_serves_and_which_can_be_gone_back_to(site):
     told(site)
     await site.broker.set_weights(WeightsState(8, None))
@@ -274,8 +287,6 @@ async def test_versions_say_which_serves_and_which_can_be_gone_back_to(site):
 
 
 async def test_the_loop_says_when_redis_is_away_and_shows_what_it_saw_last(site, monkeypatch):
-    from hintloop_contract.errors import DependencyError
-
     async def away(*_, **__):
         raise DependencyError("redis", "gone")
 
