@@ -114,6 +114,12 @@ def test_requests_of_other_pages_are_refused(headers, refused):
         check_origin(headers)
 
 
+def test_a_proxy_that_changes_the_host_is_told_of():
+    headers = {"x-hintloop-console": "1", "origin": "https://c.example", "host": "console:8080"}
+    with pytest.raises(RequestError, match=r"'https://c\.example' is not 'console:8080'; a proxy .* has to pass"):
+        check_origin(headers)
+
+
 def test_names_under_which_it_answers():
     assert host_names(section()) == ["localhost"]
     assert host_names(section(host="0.0.0.0")) == ["*"]

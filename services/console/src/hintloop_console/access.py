@@ -136,9 +136,13 @@ def check_origin(headers: dict[str, str]) -> None:
         raise RequestError(403, f"send the header '{HEADER}: 1' with what changes something")
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise RequestError(403, "the request comes from another site")
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
-        raise RequestError(403, "the request comes from another site")
+    origin, host = headers.get("origin"), headers.get("host", "")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise RequestError(
+            403,
+            f"the request comes from another site: {origin[:100]!r} is not {host[:100]!r}; a proxy in front of the "
+            "console has to pass the header Host on as it is",
+        )
 
 
 def host_names(section: ConsoleSection) -> list[str]:
