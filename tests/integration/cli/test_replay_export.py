@@ -19,7 +19,8 @@ from hintloop_contract.messages import Capture, JudgedTurn, Judgement, LinkedTur
 from hintloop_contract.recorded import decode_line, encode_line, recorded
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import CAPTURES, JUDGED, SAMPLES, TURNS
-from hintloop_contract.tensors import pack
+from hintloop_contract.tensors import PackedArray, pack
+from msgspec.structs import replace
 
 RECORD = TurnRecord(
     turn_id="t1",
@@ -108,6 +109,21 @@ async def test_what_was_set_aside_is_exported_while_its_record_is_kept(
     await exported(tmp_path, f"[redis]\nurl = '{redis_server.url}'\n", Source.DEAD)
     (turn,) = [decode_line(line) for line in (tmp_path / "turns.jsonl").read_bytes().splitlines()]
     assert turn == recorded(TURN, RECORD)
+
+
+async def test_a_damaged_turn_is_told_and_takes_no_other_with_it(
+    broker: RedisBroker, redis_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, logprobs in ((1, PackedArray(dtype="float32", shape=(2,), data=b"\0")), (2, RECORD.logprobs)):
+        turn, kept = replace(TURN, turn_id=f"t{number}"), replace(RECORD, turn_id=f"t{number}", logprobs=logprobs)
+        capture = Capture(turn_id=turn.turn_id, engine="vllm", engine_url="", request=b"{}", start_ms=0, end_ms=1)
+        await broker.append(CAPTURES, capture)
+        (entry,) = await broker.read(CAPTURES, "linker", 1, 100)
+        await broker.commit(entry, TURNS, turn, record=kept)
+    await exported(tmp_path, f"[redis]\nurl = '{redis_server.url}'\n", Source.REDIS)
+    (line,) = (tmp_path / "turns.jsonl").read_bytes().splitlines()
+    assert decode_line(line).turn_id == "t2"
+    assert "turn t1 is left out: " in capsys.readouterr().err
 
 
 async def test_the_console_is_asked_with_the_password_and_passed_on_whole(tmp_path: Path) -> None:

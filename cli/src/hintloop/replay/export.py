@@ -145,7 +145,18 @@ async def _from_history(broker: RedisBroker) -> AsyncIterator[bytes]:
             elif known is not None and isinstance(message, Sample):
                 known.sample = message
     for found in gathered.values():
-        yield encode_line(recorded(found.turn, found.record, found.judgement, found.sample))
+        line = _line(found)
+        if line is not None:
+            yield line
+
+
+def _line(found: _Gathered) -> bytes | None:
+    """The turn as it is written; ``None`` for a damaged one, which is told and takes no other with it."""
+    try:
+        return encode_line(recorded(found.turn, found.record, found.judgement, found.sample))
+    except MessageError as error:
+        typer.echo(f"turn {found.turn.turn_id} is left out: {error}", err=True)
+        return None
 
 
 async def _from_dead(broker: RedisBroker) -> AsyncIterator[bytes]:
@@ -165,7 +176,9 @@ async def _from_dead(broker: RedisBroker) -> AsyncIterator[bytes]:
             if record is None:
                 typer.echo(f"turn {entry.letter.turn_id} is left out: its record is gone", err=True)
                 continue
-            yield encode_line(recorded(turn, record, judgement))
+            line = _line(_Gathered(turn, record, judgement))
+            if line is not None:
+                yield line
 
 
 def _dead_turn(letter: DeadLetter) -> tuple[LinkedTurn, Judgement | None]:
