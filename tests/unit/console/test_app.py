@@ -153,6 +153,23 @@ async def test_wrong_requests_are_told_what_is_wrong(site):
         assert answer.status_code == status and word in answer.json()["error"]["message"]
 
 
+async def test_a_body_without_end_is_not_read_to_its_end(site):
+    num_read = 0
+
+    async def body():
+        nonlocal num_read
+        for _ in range(1000):
+            num_read += 16_384
+            yield b" " * 16_384
+
+    for path in ("/session", "/rollback"):
+        num_read = 0
+        headers = {**FROM_HERE, "content-type": "application/json"}
+        answer = await site.client.post(f"/api/v1{path}", content=body(), headers=headers)
+        assert answer.status_code == 413 and "65536 bytes" in answer.json()["error"]["message"]
+        assert num_read < 200_000
+
+
 async def test_every_answer_carries_the_headers_that_keep_others_out(site):
     for path in ("/api/v1/me", "/", "/nothing", "/api/v1/turns?limit=0"):
         answer = await site.client.get(path)

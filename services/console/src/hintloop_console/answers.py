@@ -31,6 +31,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+#: Longest body of a request; a password is the longest thing that is asked.
+MAX_BODY_BYTES = 65_536
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -119,3 +121,25 @@ class KnownHosts:
             except RequestError as error:
                 app = problem_answer(error.status, str(error))
         await app(scope, receive, send)
+
+
+class SmallBodies:
+    """Refuses what is longer than anything that is asked here, before it is read whole: anyone may send it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap ``app``."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        num_read = 0
+
+        async def receive_some() -> Message:
+            nonlocal num_read
+            message = await receive()
+            num_read += len(message.get("body", b""))
+            if num_read > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+            return message
+
+        await self._app(scope, receive_some if scope["type"] == "http" else receive, send)

@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from hintloop_console import bodies, events, reading, writing
 from hintloop_console.access import host_names
-from hintloop_console.answers import KnownHosts, SecurityHeaders, add_error_answers, json_answer
+from hintloop_console.answers import KnownHosts, SecurityHeaders, SmallBodies, add_error_answers, json_answer
 from hintloop_console.deps import ConsoleDeps
 
 #: Built assets carry a hash of their content in their names.
@@ -34,6 +34,7 @@ def make_app(deps: ConsoleDeps, stop: asyncio.Event) -> FastAPI:
     static = Path(str(files("hintloop_console"))) / "static"
     if static.is_dir():
         app.mount("/", _Page(directory=static, html=True))
+    app.add_middleware(SmallBodies)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
     app.add_middleware(KnownHosts, names=host_names(deps.loaded.config.console))
     app.add_middleware(SecurityHeaders)
