@@ -14,12 +14,14 @@ from hintloop_contract.config import load_config
 from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.diagnosis.alarms import AlarmState, Hysteresis
 from hintloop_contract.diagnosis.figures import Expected, Gaps
-from hintloop_contract.diagnosis.looking import Recent, look
+from hintloop_contract.diagnosis.looking import MOST_CHARACTERS, Recent, look
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.history import HistoryBounds, StepFigures
 from hintloop_contract.messages import Drop
 from hintloop_contract.testing.memory import MemoryBroker
 from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.unit.console.story import Story, linked, record
 
 EXPECTED = Expected(needs=SignalNeeds(score=False, hint=True))
 
@@ -81,6 +83,12 @@ async def test_figures_come_from_the_history_once(broker: MemoryBroker) -> None:
     (alarm,) = (await looking.look()).active
     assert alarm.cause == "entropy_falls" and alarm.evidence == {"first": 2.0, "now": pytest.approx(0.1)}
     assert looking._recent is not None and len(looking._recent.steps) == 12
+
+
+def test_of_long_next_states_only_the_beginning_is_kept() -> None:
+    recent, story = Recent(), Story()
+    recent.add([story.entry("turn", linked(name), record(name, then="no " * 100_000)) for name in "ab"])
+    assert [len(text) for text in recent.states.values()] == [MOST_CHARACTERS] * 2
 
 
 @pytest.mark.parametrize("values", [(math.nan, math.nan), (math.inf, -math.inf)])

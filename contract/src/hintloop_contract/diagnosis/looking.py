@@ -20,6 +20,8 @@ MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_RECORDS = 300, 200, 20, 16
 #: How far back the history is read, and how many entries are enough, too many, and read at once.
 WINDOWS_MS = (600_000, 3_600_000, 86_400_000)
 ENOUGH_ENTRIES, MOST_ENTRIES, PORTION = 300, 3000, 100
+#: Of a next state no more is kept: it tells states apart, and what is longer than a notice is none.
+MOST_CHARACTERS = 10_000
 #: Funnel steps that an entry of the history counts.
 COUNTED: Mapping[type, tuple[str, ...]] = {
     LinkedTurn: ("captured", "linked"),
@@ -71,7 +73,7 @@ class Recent:
             self.funnel["hinted"] += 1
 
     def _turn(self, turn: LinkedTurn, record: TurnRecord) -> None:
-        self.states[turn.turn_id] = next_state_text(record.next_state)
+        self.states[turn.turn_id] = next_state_text(record.next_state)[:MOST_CHARACTERS]
         self.records[turn.turn_id] = turn, record
         for kept, most in ((self.states, MOST_TURNS), (self.records, MOST_RECORDS)):
             while len(kept) > most:
