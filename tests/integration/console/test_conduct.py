@@ -110,7 +110,7 @@ async def test_is_used_by_keyboard_alone(looker: Looker):
     await help_.get_by_label("Single-key shortcuts").check()
     await page.keyboard.press("Escape")
     await looker.go(page, "turns")
-    await expect(page.get_by_role("row").nth(2)).to_be_visible()
+    await expect(page.get_by_test_id("rows").get_by_role("row").nth(2)).to_be_visible()
     for place in (1, 2):
         await page.keyboard.press("j")
         await expect(page.get_by_role("row").nth(place).get_by_role("link")).to_be_focused()

@@ -1,8 +1,7 @@
-"""Ten thousand turns are listed as ten are: a page of them is drawn at once, and every one can be reached."""
+"""Ten thousand turns are listed as ten are: a screenful is drawn, every one can be reached (how soon: benchmarks)."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,13 +14,10 @@ from tests.integration.console.conftest import open_traffic
 from tests.integration.console.exchanges import ORDINARY
 from tests.integration.console.looking import Looker
 from tests.integration.console.running import RunningConsole
-from tests.integration.console.timing import first_paint_ms, frames_ms
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUMBER = 10_000
-#: Seconds until the page is first painted, best of some: other tests run beside this one.
-FIRST_PAINT_S = 1.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -57,7 +53,3 @@ async def test_ten_thousand_turns(browser: Browser, console: RunningConsole):
             await page.wait_for_timeout(250)
         await expect(page.locator(f"[role=row][aria-rowindex='{oldest}']")).to_be_visible()
         assert await page.get_by_role("row").count() < 80
-        # The benchmark says how long the longest is; here others may have the processor for that long.
-        assert statistics.median(await frames_ms(page, "[data-testid=rows]")) < 100
-        paints = [await first_paint_ms(looker, "turns") for _ in range(3)]
-        assert min(paints) < 1000 * FIRST_PAINT_S, paints
