@@ -183,6 +183,7 @@ NEARLY: list[dict[str, Any]] = [
     {"funnel": {"captured": 60, "linked": 20}, "drops": {"link:no_next_state": 40}},
     {"next_states": ["Explain in detail how a network timeout is handled, " * 8] * 20},
     {"gaps": Gaps(num=60, num_late=6, num_near=6, late_max_s=900.0)},
+    {"gaps": Gaps(num=1, num_late=4, late_max_s=40_000.0)},
 ]
 
 

@@ -95,7 +95,8 @@ def session_gaps(seen: Seen, expected: Expected) -> Recognised | None:
     if gaps is None:
         return None
     every = gaps.num + gaps.num_late
-    if gaps.num_late and gaps.num_late > MANY_LATE * every:
+    # One who came back the next morning is no cause.
+    if every >= ENOUGH_ALIKE and gaps.num_late > MANY_LATE * every:
         said = (
             f"{gaps.num_late} of {every} continuations came after the session timeout of {timeout_s:g} s, the latest "
             f"{gaps.late_max_s:.1f} s after the answer"
