@@ -183,11 +183,13 @@ async def test_another_sites_name_is_not_answered(site):
     assert (await site.get("/me", headers={"host": "localhost:8080"})).status_code == 200
 
 
-async def test_with_a_name_of_its_own_probes_and_scrapers_still_reach_it_by_address(make_site):
-    async with make_site(host="0.0.0.0", allowed_hosts=["c.example"]) as site:
+@pytest.mark.parametrize("names", [[], ["c.example"]])
+async def test_wherever_it_listens_other_sites_names_are_refused_and_probes_are_not(make_site, names):
+    async with make_site(host="0.0.0.0", allowed_hosts=names) as site:
         for path in ("/health", "/metrics"):
-            assert (await site.client.get(path, headers={"host": "10.1.2.3:8080"})).status_code == 200
-        assert (await site.get("/me", headers={"host": "c.example"})).status_code == 200
+            for host in ("10.1.2.3:8080", ""):
+                assert (await site.client.get(path, headers={"host": host})).status_code == 200
+        assert (await site.get("/me", headers={"host": "c.example"})).status_code == (200 if names else 400)
         assert (await site.get("/me", headers={"host": "evil.example"})).status_code == 400
 
 

@@ -36,8 +36,8 @@ class ConsoleSection(Section):
     keep_mb: Annotated[int, Field(ge=1, le=1_048_576)] = 4096
     """Most megabytes (10^6 bytes) of their contents kept there."""
     allowed_hosts: list[str] = Field(default_factory=list)
-    """Names under which browsers reach the console (`console.example.com`); others are refused, but for `localhost` and
-    addresses. Empty: no others when `host` is an address of this machine alone, else any."""
+    """Names under which browsers reach the console (`console.example.com`, `*.example.com`; `*`: any). Others are
+    refused, for another site's page could read here under its own; addresses and names without a dot are not."""
     doctor_command: list[str] = Field(default_factory=lambda: ["hintloop", "doctor", "--json"])
     """What `Run doctor` starts; the configuration's files follow as arguments. Empty: it cannot be run from here."""
     doctor_timeout_s: PositiveFloat = 300.0

@@ -145,27 +145,21 @@ def check_origin(headers: dict[str, str]) -> None:
         )
 
 
-def host_names(section: ConsoleSection) -> list[str]:
-    """Names that a request may give the console; ``*``: any, ``*.example.com``: any below it."""
-    if section.allowed_hosts:
-        return ["localhost", *section.allowed_hosts]
-    local = section.host in ("localhost", "::1") or section.host.startswith("127.")
-    return ["localhost"] if local else ["*"]
-
-
 def check_host(host: str, names: Sequence[str]) -> None:
-    """Refuse a name that may be another site's, led here by its DNS.
+    """Refuse a name that may be another site's, led here by its DNS: its page would read what it likes.
 
-    An address is no name, and nobody's DNS leads it elsewhere: probes and scrapers come by it.
+    Nobody's DNS leads an address or a name without a dot to elsewhere, and every browser names a host: probes and
+    scrapers need not be known. ``names`` are `console.allowed_hosts`; ``*``: any, ``*.example.com``: any below it.
 
     Raises:
-        RequestError: ``host``, as the request gives it, is none of ``names``.
+        RequestError: ``host``, as the request gives it, is none of these.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         name = ""
-    if not _is_address(name) and not any(_covers(known, name) for known in names):
+    harmless = not host or (name and "." not in name) or _is_address(name)
+    if not harmless and not any(_covers(known, name) for known in names):
         raise RequestError(
             400, f"this console is not known as {name[:100]!r}; if that is its name, add it to console.allowed_hosts"
         )

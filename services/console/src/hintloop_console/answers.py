@@ -109,7 +109,7 @@ class KnownHosts:
     """Answers under the console's own names alone."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
-        """Wrap ``app``; ``names`` are `access.host_names`."""
+        """Wrap ``app``; ``names`` are `console.allowed_hosts`."""
         self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,7 +13,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from hintloop_console import bodies, events, reading, writing
-from hintloop_console.access import host_names
 from hintloop_console.answers import KnownHosts, SecurityHeaders, SmallBodies, add_error_answers, json_answer
 from hintloop_console.deps import ConsoleDeps
 
@@ -36,7 +35,7 @@ def make_app(deps: ConsoleDeps, stop: asyncio.Event) -> FastAPI:
         app.mount("/", _Page(directory=static, html=True))
     app.add_middleware(SmallBodies)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    app.add_middleware(KnownHosts, names=host_names(deps.loaded.config.console))
+    app.add_middleware(KnownHosts, names=deps.loaded.config.console.allowed_hosts)
     app.add_middleware(SecurityHeaders)
     return app
 
