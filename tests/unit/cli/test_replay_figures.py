@@ -131,6 +131,16 @@ def test_the_same_tokens_are_compared_by_their_advantages(store: Store) -> None:
     assert sides[0].advantages.mean == pytest.approx(mine.mean())
 
 
+def test_values_that_are_all_the_same_correlate_with_nothing() -> None:
+    for mine, theirs in ((0.1, 0.2), (-0.7, 0.1), (0.0, 0.0), (-1.0, -1.0)):
+        agreement = Agreement()
+        for count in (7, 9, 13, 500, 333):
+            a, b = np.full(count, np.float32(mine), np.float64), np.full(count, np.float32(theirs), np.float64)
+            agreement.tokens += count
+            agreement.sums += (a.sum(), b.sum(), (a * a).sum(), (b * b).sum(), (a * b).sum())
+        assert agreement.correlation is None
+
+
 @pytest.mark.parametrize(
     ("space", "sampling", "expected"),
     [

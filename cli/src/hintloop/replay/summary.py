@@ -20,6 +20,8 @@ from hintloop.replay.until import Until
 SCORES = (1, 0, -1, None)
 #: Turns that are shown because the sides differ about them.
 NUM_EXAMPLES = 20
+#: Share of a mean square below which what is left of it when the mean's square is taken away is rounding.
+ROUNDING = 1e-12
 
 
 @dataclass(slots=True)
@@ -165,12 +167,14 @@ class Agreement:
 
     @property
     def correlation(self) -> float | None:
-        """Of the two sides' values on the same tokens."""
+        """Of the two sides' values on the same tokens; ``None`` where a side's are all the same."""
         if self.tokens < 2:
             return None
         a, b, aa, bb, ab = self.sums / self.tokens
-        spread = (aa - a * a) * (bb - b * b)
-        return float((ab - a * b) / spread**0.5) if spread > 0 else None
+        spread_a, spread_b = aa - a * a, bb - b * b
+        if spread_a <= ROUNDING * aa or spread_b <= ROUNDING * bb:
+            return None
+        return float((ab - a * b) / (spread_a * spread_b) ** 0.5)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
