@@ -54,8 +54,8 @@ class Account:
 
     @property
     def under_way(self) -> int:
-        """What is in streams before the trainer's."""
-        return sum(self.lengths[name] for name in ("captures", "turns", "judged"))
+        """What is between linker and trainer."""
+        return sum(self.lengths[name] for name in ("turns", "judged"))
 
     def ends(self) -> Counter[str]:
         """How often each turn came to an end, or waits for one: once is right."""

@@ -1,7 +1,5 @@
-# Stands for python:3.11-slim: a small Debian, the interpreter that runs this check, and its pip.
+# Stands for python:3.11-slim: a small Debian with its own Python 3.11 and pip.
 FROM hintloop-test/debian
-ADD python.tar /usr/local/
-RUN ldconfig && ln -s python3.11 /usr/local/bin/python && ln -s python3.11 /usr/local/bin/python3 && \
-    python -m ensurepip >/dev/null
+RUN ln -s /usr/bin/python3.11 /usr/local/bin/python && ln -s /usr/bin/python3.11 /usr/local/bin/python3
 COPY pip.conf /etc/pip.conf
 CMD ["python3"]
