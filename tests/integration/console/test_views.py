@@ -6,13 +6,12 @@ import json
 import re
 
 import pytest
-from hintloop_contract.streams import FUNNEL, TURNS
+from hintloop_contract.streams import FUNNEL
 from playwright.async_api import expect
 
 from tests.integration.console.conftest import ALARM, Deployment
 from tests.integration.console.exchanges import CHINESE, FILE_MISSING, GOOD, SCRIPT
 from tests.integration.console.looking import PHONE, Looker, check_accessible, overflow
-from tests.integration.console.traffic import JUDGES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -42,8 +41,6 @@ async def test_loop_shows_stations_flows_and_the_funnel(looker: Looker, deployme
     diagram = page.get_by_role("group", name="The pipeline with what flows through it each minute")
     for station in ("Agents", "Rollout proxy", "Policy engine", "Linker", "Judge", "Teacher", "Trainer", "Dropped"):
         await expect(diagram.get_by_role("region", name=station, exact=True)).to_be_visible()
-    for judge in JUDGES:  # both look for work; there is none left
-        assert await deployment.broker.read(TURNS, judge, 1, 10) == []
     await expect(page.get_by_test_id("judge")).to_contain_text("× 2")
     await expect(diagram).to_contain_text(f"v{deployment.traffic.version}")
     counted = (await deployment.broker.funnel()).steps

@@ -16,9 +16,12 @@ export const READERS: Record<string, string> = {
 export const RELEASED = 'released'
 /** A consumer that was silent for longer does not count as running. */
 const ALIVE_MS = 60_000
+/** Where there is nothing to read; before version 7.2 Redis hears nothing of one that finds nothing. */
+const ALIVE_WITHOUT_WORK_MS = 600_000
 
 export function running(stream: StreamFigures | undefined): Holder[] {
-  return (stream?.holders ?? []).filter((holder) => holder.name !== RELEASED && holder.idle_ms < ALIVE_MS)
+  const alive = waiting(stream) > 0 ? ALIVE_MS : ALIVE_WITHOUT_WORK_MS
+  return (stream?.holders ?? []).filter((holder) => holder.name !== RELEASED && holder.idle_ms < alive)
 }
 
 export function waiting(stream: StreamFigures | undefined): number {
