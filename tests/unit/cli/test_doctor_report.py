@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,6 @@ def test_only_of_a_station_brings_what_it_needs() -> None:
     assert len(stations.chosen([])) == len(stations.STATIONS)
 
 
-@pytest.fixture
-def loud(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command silences this process' logs; other tests want theirs."""
-    monkeypatch.setattr(run, "_quiet", lambda: None)
-    return
-
-
-@pytest.mark.usefixtures("loud")
 def test_a_wrong_configuration_is_a_finding(tmp_path: Path) -> None:
     path = write_config(tmp_path, "[training]\nlearning_rat = 1")
     result = CliRunner().invoke(app, ["doctor", "--json", "--config", str(path), "--state-dir", str(tmp_path / "s")])
@@ -64,7 +55,6 @@ def test_a_wrong_configuration_is_a_finding(tmp_path: Path) -> None:
     assert "learning_rate" in document["stations"][0]["findings"][0]["seen"]
 
 
-@pytest.mark.usefixtures("loud")
 def test_secrets_are_masked_in_both_forms(tmp_path: Path) -> None:
     path = write_config(tmp_path, "[redis]\nurl = 'redis://:hunter2@127.0.0.1:9/0'\n[prm]\nprm_api_key = '127.0.0.1'")
     arguments = ["doctor", "--only", "redis", "--config", str(path), "--state-dir", str(tmp_path / "s")]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,21 @@ def run_doctor(state_dir: Path, files: Sequence[Path], settings: Sequence[Path],
             raise CommandError(f"--only {name!r} is no station{hint}; there are {', '.join(stations.NAMES)}")
     if wanted.alone and wanted.active:
         raise CommandError("--config-only contacts nothing, and --active publishes; give one of them")
-    _quiet()
+    with _quiet():
+        visits = _report(state_dir, files, settings, wanted)
+    raise typer.Exit(CODES[stations.worst(visits)])
+
+
+def _report(state_dir: Path, files: Sequence[Path], settings: Sequence[Path], wanted: Wanted) -> list[Visit]:
+    """Find the configuration and walk; one that does not load is all there is to tell."""
     decided = decided_file(state_dir)
     try:
         loaded = load_config([*files, *([decided] if decided else [])], settings=settings, flags=flags_of(wanted.keys))
     except ConfigError as error:
         visits = [Visit("configuration", [fail("configuration", str(error), cause_of(str(error)))], 0.0)]
         _print(visits, wanted)
-        raise typer.Exit(CODES[Outcome.FAIL]) from None
-    visits = asyncio.run(_walk(loaded, wanted))
-    raise typer.Exit(CODES[stations.worst(visits)])
+        return visits
+    return asyncio.run(_walk(loaded, wanted))
 
 
 async def _walk(loaded: LoadedConfig, wanted: Wanted) -> list[Visit]:
@@ -168,7 +174,14 @@ def mask(text: str, hidden: Sequence[str]) -> str:
     return text
 
 
-def _quiet() -> None:
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
     """The services' own log lines are no part of the report."""
+    disabled, configured = logging.root.manager.disable, structlog.get_config()
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**configured)
+        logging.disable(disabled)
