@@ -20,6 +20,13 @@ from hypothesis import settings
 settings.register_profile("hintloop", deadline=None)
 settings.load_profile("hintloop")
 
+_AT_START = frozenset(os.environ) - {"PYTEST_CURRENT_TEST"}  # pytest's own, another one for every phase
+
+
+def _names() -> frozenset[str]:
+    """Variables to watch. Of others, libraries add some for themselves when they are first imported."""
+    return _AT_START | {name for name in os.environ if name.startswith("HINTLOOP_")}
+
 
 def _process_wide() -> dict[str, object]:
     """What a test shares with every later one of its process."""
@@ -28,7 +35,7 @@ def _process_wide() -> dict[str, object]:
         "logging.disable": logging.root.manager.disable,
         "logging's root": (logging.root.level, list(logging.root.handlers)),
         "the working folder": os.getcwd(),
-        "the environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "the environment": {name: os.environ.get(name) for name in _names()},
     }
 
 
