@@ -72,7 +72,7 @@ async def look(looker: Looker, console: RunningConsole) -> dict[str, list[float]
     longest = console.get("turns", q="which line comes first", limit=1).json()["rows"][0]
 
     async def turn() -> float:
-        page = await looker.open(f"turns/{longest['turn_id']}")
+        page = await looker.open(f"turns/{longest['turn_id']}", settled=False)
         await page.get_by_test_id("tokens").wait_for()
         seen = float(await page.evaluate("performance.now()"))
         await page.context.close()

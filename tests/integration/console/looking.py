@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ PHONE = {"width": 390, "height": 844}
 #: What a busy machine may need.
 PATIENCE_MS = 20_000
 expect.set_options(timeout=PATIENCE_MS)
+#: What stands where something is on its way.
+LOADING = re.compile("^(Loading|加载中)…$")
 AXE_OPTIONS = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 
 
@@ -40,8 +43,13 @@ class Looker:
         if kind is None and self.complaints:
             pytest.fail("the page complained:\n" + "\n".join(self.complaints), pytrace=False)
 
-    async def open(self, path: str = "loop", *, viewport: dict[str, int] = WIDE, **context: Any) -> Page:
-        """A page of its own, as of a reader who was never here; ``path`` is that behind the ``#/``."""
+    async def open(
+        self, path: str = "loop", *, viewport: dict[str, int] = WIDE, settled: bool = True, **context: Any
+    ) -> Page:
+        """A page of its own, as of a reader who was never here; ``path`` is that behind the ``#/``.
+
+        Returns once the view has what it asked for, or (not ``settled``) once there is a heading.
+        """
         made = await self._browser.new_context(
             viewport=viewport, **{"locale": "en-GB", "color_scheme": "light", **context}
         )
@@ -51,13 +59,23 @@ class Looker:
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
         page.on("request", self._asked)
-        await self.go(page, path)
+        if settled:
+            await self.go(page, path)
+        else:
+            await page.goto(f"{self.url}#/{path}")
+            await expect(page.get_by_role("heading", level=1)).to_be_visible()
         return page
 
     async def go(self, page: Page, path: str) -> None:
-        """Show a view, and wait for its heading."""
+        """Show a view, and wait until it is the one that is shown and has what it asked for."""
         await page.goto(f"{self.url}#/{path}")
+        name = path.partition("?")[0].rstrip("/")
+        route = "turn" if name.startswith("turns/") else name
+        # The heading of the view before stands until the next one's code is there.
+        await expect(page.locator(f"main[data-route='{route}']")).to_be_visible()
         await expect(page.get_by_role("heading", level=1)).to_be_visible()
+        await expect(page.get_by_role("status").filter(has_text=LOADING)).to_have_count(0)
+        await expect(page.locator(".chart:not(:has(canvas))")).to_have_count(0)
 
     async def sign_in(self, page: Page) -> None:
         await page.get_by_role("button", name="Sign in", exact=True).first.click()

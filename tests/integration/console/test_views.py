@@ -214,7 +214,6 @@ async def test_accessible(looker: Looker, deployment: Deployment, theme: str):
     turn = find(deployment, "settings.yaml")
     for view in (*VIEWS, f"turns/{turn['turn_id']}"):
         await looker.go(page, view)
-        await page.wait_for_load_state("networkidle") if view == "learning" else None
         if view.startswith("turns/"):
             await page.locator("#token-3").hover()
         await check_accessible(page)

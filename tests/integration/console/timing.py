@@ -32,7 +32,7 @@ _SCROLL = """async (selector) => {
 
 async def first_paint_ms(looker: Looker, path: str) -> float:
     """First contentful paint of a page that is opened for the first time, milliseconds after the navigation began."""
-    page = await looker.open(path)
+    page = await looker.open(path, settled=False)
     paint = float(await page.evaluate(_PAINT))
     await page.context.close()
     return paint
@@ -40,7 +40,7 @@ async def first_paint_ms(looker: Looker, path: str) -> float:
 
 async def first_row_ms(looker: Looker, path: str) -> float:
     """Until the first row of a list is there."""
-    page = await looker.open(path)
+    page = await looker.open(path, settled=False)
     await expect(page.get_by_role("row").nth(1)).to_be_visible()
     seen: Any = await page.evaluate("performance.now()")
     await page.context.close()

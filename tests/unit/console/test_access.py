@@ -68,6 +68,18 @@ def test_reading_is_free_unless_it_is_configured_otherwise(store):
     door.check_read(door.sign_in("a", "correct horse"))
 
 
+def test_a_scraper_reads_with_its_token_alone(store):
+    door = Access(section(read_requires_password=True, metrics_token="a scraper's"), store)
+    door.check_scrape(None, "Bearer a scraper's")
+    door.check_scrape(None, "bearer  a scraper's ")
+    door.check_scrape(door.sign_in("a", "correct horse"), "")
+    for wrong in ("", "Bearer ", "Bearer correct horse", "Basic a scraper's", "a scraper's", "Bearer \ud83d"):
+        assert status_of(door.check_scrape, None, wrong) == 401
+    without = Access(section(read_requires_password=True), store)
+    assert status_of(without.check_scrape, None, "Bearer ") == 401
+    Access(section(metrics_token="a scraper's"), store).check_scrape(None, "")
+
+
 def test_who_guesses_waits_and_nobody_else(store):
     now = [0.0]
     attempts = Attempts(lambda: now[0])
@@ -159,7 +171,8 @@ def test_what_is_no_name_of_a_host_is_refused_with_the_fix(name):
     assert repr(name) in str(caught.value)
 
 
-def test_a_short_password_is_refused_and_not_shown():
+@pytest.mark.parametrize("name", ["PASSWORD", "METRICS_TOKEN"])
+def test_a_short_password_is_refused_and_not_shown(name):
     with pytest.raises(ConfigError, match="has 4 characters") as caught:
-        load_config(environ={"HINTLOOP_CONSOLE__PASSWORD": "zyxw"})
+        load_config(environ={f"HINTLOOP_CONSOLE__{name}": "zyxw"})
     assert "zyxw" not in str(caught.value)

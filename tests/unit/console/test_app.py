@@ -247,8 +247,10 @@ async def test_reading_may_need_a_sign_in_too(make_site):
         for path in ("/loop", "/turns", "/turns/a", "/export", "/events", "/doctor", "/alarms"):
             assert (await site.get(path)).status_code == 401, path
         assert (await site.get("/health")).status_code == 200
+        assert (await site.client.get("/metrics")).status_code == 401
         await site.sign_in()
         assert (await site.get("/turns")).status_code == 200
+        assert (await site.client.get("/metrics")).status_code == 200
 
 
 async def test_a_rollback_is_a_request_to_the_trainer(site):

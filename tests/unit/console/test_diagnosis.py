@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hintloop_console.diagnosis import AlarmCollector, AlarmWatch, watch_alarms, watching
+from hintloop_console.loop_view import LoopView
+from hintloop_console.metrics import ConsoleCollector
+from hintloop_console.reader import Reader
 from hintloop_contract.broker import WeightsState
 from hintloop_contract.config import load_config
 from hintloop_contract.config.needs import SignalNeeds
+from hintloop_contract.diagnosis import recognise as recognise_module
 from hintloop_contract.diagnosis.alarms import AlarmState, Hysteresis
-from hintloop_contract.diagnosis.figures import Expected, Gaps
+from hintloop_contract.diagnosis.figures import Expected, Gaps, Seen
 from hintloop_contract.diagnosis.looking import MOST_CHARACTERS, Recent, look
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.history import HistoryBounds, StepFigures
@@ -141,6 +146,53 @@ async def test_redis_away_ends_no_watch(broker: MemoryBroker, monkeypatch: pytes
     running = asyncio.create_task(watch_alarms(broker, loaded, stop, look_s=0.01))
     async with asyncio.timeout(5):
         while len(looks) < 3:
+            await asyncio.sleep(0.01)
+    stop.set()
+    await running
+
+
+async def test_a_recogniser_that_raises_is_counted_and_ends_no_other(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def entropy(*_: object) -> None:
+        raise ZeroDivisionError("no tokens")
+
+    every = (entropy, *recognise_module.EVERY)
+    monkeypatch.setattr(
+        watching, "recognise", lambda seen, expected, **more: recognise_module.recognise(seen, expected, every, **more)
+    )
+    looking = watch(broker)
+    with structlog.testing.capture_logs() as logs:
+        await looking.look()
+        await lose(broker, 40, "a")
+        await looking.look()
+        (alarm,) = (await looking.look()).active
+    assert alarm.cause == "no_hints"
+    assert sum(looking.failures.counts.values()) == 3
+    [said] = [entry for entry in logs if entry["log_level"] == "error"]
+    assert said["place"].endswith(".entropy") and isinstance(said["exc_info"], ZeroDivisionError)
+    registry = CollectorRegistry()
+    registry.register(ConsoleCollector(Reader(broker, None), LoopView(broker), looking.failures))  # type: ignore[arg-type]
+    assert f'hintloop_console_look_failures_total{{place="{said["place"]}"}} 3.0' in generate_latest(registry).decode()
+
+
+def test_without_anyone_to_tell_a_recogniser_that_raises_is_heard() -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        recognise_module.recognise(Seen(), EXPECTED, [broken])
+
+
+async def test_a_look_that_raises_ends_no_watch(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> int:
+        raise KeyError("what no recogniser expects")
+
+    monkeypatch.setattr(broker, "time_ms", broken)
+    stop, failures = asyncio.Event(), watching.LookFailures()
+    running = asyncio.create_task(watch_alarms(broker, load_config(environ={}), stop, failures, look_s=0.01))
+    async with asyncio.timeout(5):
+        while failures.counts["look"] < 3:
             await asyncio.sleep(0.01)
     stop.set()
     await running

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hintloop_contract.diagnosis.causes import EXPLANATIONS, Cause
 from hintloop_contract.messages import DropReason, Stage
 
 WEB = Path(__file__).resolve().parents[3] / "services" / "console" / "web"
@@ -84,6 +85,20 @@ def test_every_drop_is_explained(language: str):
     assert words["reason"].keys() == {str(reason) for reason in DropReason}
     assert words["at_stage"].keys() == {str(stage) for stage in Stage}
     assert all(one["what"] and one["do"] for one in words["reason"].values())
+
+
+def test_every_cause_is_explained_in_both_languages():
+    chinese = json.loads((WEB / "src" / "locales" / "causes.zh.json").read_text())
+    assert list(chinese) == [str(cause) for cause in Cause]
+    for cause, english in EXPLANATIONS.items():
+        for part, words in (("cause", english.cause), ("fix", english.fix)):
+            said = chinese[cause][part]
+            assert said.endswith("。") or said.endswith("？"), (cause, said)
+            assert re.search(r"[\u4e00-\u9fff]{2}", said), (cause, said)
+            # Keys, values and commands are the same in every language.
+            named = set(re.findall(r"`[^`]+`|\b[a-z_]+\.[a-z_]+\b|\bHINTLOOP_\w+|--[a-z][a-z-]+", words))
+            missing = {name for name in named if name not in said}
+            assert not missing, (cause, part, missing)
 
 
 def test_every_text_is_used():

@@ -208,6 +208,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"console\.database .*file/db"):
         Store(tmp_path / "file" / "db")
-    (tmp_path / "junk").write_text("no database at all, but text" * 100)
+    (tmp_path / "folder").mkdir()
     with pytest.raises(StoreError, match="delete the file"):
-        Store(tmp_path / "junk")
+        Store(tmp_path / "folder")

@@ -232,6 +232,7 @@ OBSERVED = {
     "console.password": "unit/console/test_access.py::test_the_password_signs_in_and_another_does_not",
     "console.read_requires_password": "unit/console/test_access.py"
     "::test_reading_is_free_unless_it_is_configured_otherwise",
+    "console.metrics_token": "unit/console/test_access.py::test_a_scraper_reads_with_its_token_alone",
     "console.session_hours": "unit/console/test_access.py::test_a_sign_in_lasts_as_long_as_configured",
     "console.history": "unit/console/test_wiring.py::test_the_history_has_the_configured_bounds",
     "console.history_max_entries": "unit/console/test_wiring.py::test_the_history_has_the_configured_bounds",

@@ -21,6 +21,9 @@ class ConsoleSection(Section):
     """Signs people in to write (rollback, resume, run doctor); empty: the console only shows."""
     read_requires_password: bool = False
     """Show turns, hints and figures to people who are signed in alone."""
+    metrics_token: SecretStr = SecretStr("")
+    """With `read_requires_password`: lets Prometheus read `/metrics` (`authorization.credentials`). Empty: without a
+    sign-in nobody reads it then."""
     session_hours: Annotated[float, Field(gt=0, le=8760)] = 12.0
     """How long a sign-in lasts."""
     history: bool = True
@@ -43,12 +46,12 @@ class ConsoleSection(Section):
     doctor_timeout_s: PositiveFloat = 300.0
     """Longest run of it."""
 
-    @field_validator("password")
+    @field_validator("password", "metrics_token")
     @classmethod
     def _no_guess(cls, value: SecretStr) -> SecretStr:
         length = len(value.get_secret_value())
         if 0 < length < 8:
-            raise ValueError(f"the password has {length} characters, which can be guessed; use 8 or more, or none")
+            raise ValueError(f"it has {length} characters, which can be guessed; use 8 or more, or none")
         return value
 
     @field_validator("allowed_hosts")

@@ -211,7 +211,11 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
             lines.append(f"{_origin(path, origins)}: unknown key {path + inside!r}{near}")
             continue
         given = item.get("input")
-        secret = isinstance(given, SecretStr) or "key" in path or path in ("redis.url", "console.password")
+        secret = (
+            isinstance(given, SecretStr)
+            or "key" in path
+            or path in ("redis.url", "console.password", "console.metrics_token")
+        )
         shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
         shown = re.sub(r"//[^/]*@", f"//{MASK}@", shown)
         lines.append(f"{_origin(path, origins)}: {path}{inside}{shown}: {message}")

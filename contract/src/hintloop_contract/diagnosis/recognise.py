@@ -8,6 +8,7 @@ from hintloop_contract.diagnosis import learning, publishing, signal, traffic
 from hintloop_contract.diagnosis.figures import Expected, Recognised, Seen
 
 Recogniser = Callable[[Seen, Expected], Recognised | None]
+OnFailure = Callable[[str, Exception], None]
 
 #: By the place of the chain that they look at.
 PUBLISHING: tuple[Recogniser, ...] = (publishing.trainer, publishing.gate, publishing.unpublished, publishing.engines)
@@ -32,11 +33,23 @@ TRAFFIC: tuple[Recogniser, ...] = (
 EVERY = (*PUBLISHING, publishing.dead, *LEARNING, *TRAFFIC)
 
 
-def recognise(seen: Seen, expected: Expected, recognisers: Sequence[Recogniser] = EVERY) -> list[Recognised]:
-    """What the figures show, in the order of ``recognisers``; each cause once."""
+def recognise(
+    seen: Seen, expected: Expected, recognisers: Sequence[Recogniser] = EVERY, on_failure: OnFailure | None = None
+) -> list[Recognised]:
+    """What the figures show, in the order of ``recognisers``; each cause once.
+
+    ``on_failure`` is given the name of a recogniser that raised, and its error; the others go on. Without it the error
+    is raised.
+    """
     found: dict[str, Recognised] = {}
     for recogniser in recognisers:
-        recognised = recogniser(seen, expected)
+        try:
+            recognised = recogniser(seen, expected)
+        except Exception as error:
+            if on_failure is None:
+                raise
+            on_failure(f"{recogniser.__module__.rpartition('.')[2]}.{recogniser.__name__}", error)
+            continue
         if recognised is not None:
             found.setdefault(recognised.cause, recognised)
     return list(found.values())

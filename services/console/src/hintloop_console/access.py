@@ -66,6 +66,7 @@ class Access:
         self.lasts_s = int(section.session_hours * 3600)
         self.reading_is_free = not (section.read_requires_password and self._password)
         self.attempts = Attempts()
+        self._metrics_token = section.metrics_token.get_secret_value()
         key = store.remembered("signing_key")
         if key is None:
             key = secrets.token_hex(32)
@@ -115,6 +116,23 @@ class Access:
         """
         if not self.may_read(cookie):
             raise RequestError(401, "sign in first: console.read_requires_password is on")
+
+    def check_scrape(self, cookie: str | None, authorization: str) -> None:
+        """Raises:
+        RequestError: metrics are figures, which reading asks for; a scraper sends its token instead.
+        """
+        scheme, _, token = authorization.partition(" ")
+        given, known = (
+            hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+            for text in (token.strip(), self._metrics_token)
+        )
+        bears = bool(self._metrics_token) and scheme.lower() == "bearer" and hmac.compare_digest(given, known)
+        if not bears and not self.may_read(cookie):
+            raise RequestError(
+                401,
+                "console.read_requires_password is on: scrape with 'Authorization: Bearer TOKEN', TOKEN being "
+                "console.metrics_token",
+            )
 
     def check_write(self, cookie: str | None) -> None:
         """Raises:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from hintloop_contract.errors import DependencyError
@@ -73,6 +75,11 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(DependencyError)
     async def away(request: Request, error: DependencyError) -> Response:
         return problem_answer(503, str(error), retry_after_s=5)
+
+    @app.exception_handler(sqlite3.DatabaseError)
+    async def unreadable(request: Request, error: sqlite3.DatabaseError) -> Response:
+        structlog.get_logger().error("a request could not be answered", path=request.url.path, detail=str(error))
+        return problem_answer(503, f"the console's database cannot be read now: {error}", retry_after_s=5)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

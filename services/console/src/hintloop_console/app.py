@@ -6,13 +6,14 @@ import asyncio
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from hintloop_contract.errors import DependencyError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from hintloop_console import bodies, events, reading, writing
+from hintloop_console.access import COOKIE
 from hintloop_console.answers import KnownHosts, SecurityHeaders, SmallBodies, add_error_answers, json_answer
 from hintloop_console.deps import ConsoleDeps
 
@@ -60,7 +61,8 @@ def _add_probes(app: FastAPI, deps: ConsoleDeps) -> None:
         return json_answer({"status": "ok"})
 
     @app.get("/metrics", include_in_schema=False)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        deps.access.check_scrape(request.cookies.get(COOKIE), request.headers.get("authorization", ""))
         return Response(generate_latest(deps.registry), media_type=CONTENT_TYPE_LATEST)
 
 

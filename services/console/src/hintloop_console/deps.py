@@ -9,6 +9,7 @@ from hintloop_contract.config import LoadedConfig
 from prometheus_client import CollectorRegistry
 
 from hintloop_console.access import Access
+from hintloop_console.diagnosis import LookFailures
 from hintloop_console.doctor_runs import DoctorRuns
 from hintloop_console.loop_view import LoopView
 from hintloop_console.reader import Reader
@@ -30,4 +31,5 @@ class ConsoleDeps:
     access: Access
     doctor: DoctorRuns
     tokens: TokenTexts
+    failures: LookFailures = field(default_factory=LookFailures)
     registry: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hintloop_console.diagnosis import LookFailures
 from hintloop_console.loop_view import LoopView
 from hintloop_console.reader import Reader
 
@@ -14,9 +15,9 @@ from hintloop_console.reader import Reader
 class ConsoleCollector(Collector):
     """``hintloop_console_…``."""
 
-    def __init__(self, reader: Reader, view: LoopView) -> None:
+    def __init__(self, reader: Reader, view: LoopView, failures: LookFailures) -> None:
         """Read from these."""
-        self._reader, self._view = reader, view
+        self._reader, self._view, self._failures = reader, view, failures
 
     def collect(self) -> Iterator[Metric]:
         """What was read, what could not be, and who listens."""
@@ -33,3 +34,9 @@ class ConsoleCollector(Collector):
         yield GaugeMetricFamily(
             "hintloop_console_listeners", "Pages that listen for events.", value=self._view.watchers
         )
+        failed = CounterMetricFamily(
+            "hintloop_console_look_failures", "Errors while causes were looked for.", labels=["place"]
+        )
+        for place, number in self._failures.counts.items():
+            failed.add_metric([place], number)
+        yield failed

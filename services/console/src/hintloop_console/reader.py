@@ -10,6 +10,8 @@ import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.errors import DependencyError
 
+from hintloop_console.errors import StoreError
+from hintloop_console.store import is_damage
 from hintloop_console.telling import Teller
 
 AT_ONCE = 64
@@ -38,16 +40,20 @@ class Reader:
         attempt, cursor = 0, None
         while not stop.is_set():
             try:
+                if await asyncio.to_thread(self._teller.mended):
+                    cursor = None
                 if cursor is None:
                     cursor = await self._start()
                 cursor = await self._portion(cursor)
                 attempt = 0
-            except (DependencyError, sqlite3.OperationalError) as error:
+            except (DependencyError, StoreError, sqlite3.DatabaseError) as error:
                 # A full disk is waited for like a Redis that is away: nothing was applied, and it is read again.
                 detail = error.detail if isinstance(error, DependencyError) else f"database: {error}"
                 if attempt == 0:
                     self._log.warning("history waits", detail=detail)
                 self.away, cursor, attempt = detail, None, attempt + 1
+                if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+                    continue
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), min(MAX_BACKOFF_S, 0.25 * 2**attempt))
 

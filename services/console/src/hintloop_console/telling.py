@@ -43,6 +43,17 @@ class Teller:
         """Redis time of the last entry that was applied, milliseconds."""
         return int(self.cursor().partition("-")[0])
 
+    def mended(self) -> bool:
+        """Whether the database had been found damaged, and is a new one now.
+
+        Raises:
+            StoreError: a new one cannot be created.
+        """
+        if not self._store.damaged:
+            return False
+        self._store.begin_anew()
+        return True
+
     def rewind(self) -> None:
         """Begin the history anew: Redis lost it, and ids may come again."""
         self._store.remember(CURSOR, "0-0")

@@ -58,7 +58,7 @@ async def deps_of(
         doctor=doctor,
         tokens=TokenTexts(loaded.config.tokenizer_dir),
     )
-    deps.registry.register(ConsoleCollector(deps.reader, deps.view))
+    deps.registry.register(ConsoleCollector(deps.reader, deps.view, deps.failures))
     deps.registry.register(LoopCollector(lambda: deps.view.look, loaded.config))
     deps.registry.register(AlarmCollector(lambda: deps.view.look.alarms))
     try:
@@ -84,7 +84,7 @@ async def work(deps: ConsoleDeps, stop: asyncio.Event) -> None:
 async def _alarms(deps: ConsoleDeps, stop: asyncio.Event) -> None:
     """Raise alarms; a configuration that no cause can be told from leaves the page as it is, without them."""
     try:
-        await watch_alarms(deps.broker, deps.loaded, stop)
+        await watch_alarms(deps.broker, deps.loaded, stop, deps.failures)
     except HintloopError as error:
         structlog.get_logger().error("no alarms are raised", detail=str(error))
 

@@ -3,6 +3,8 @@ import { computed, onBeforeUnmount, ref, shallowRef } from 'vue'
 import { get, type Query } from './api/client'
 import type { Page } from './api/types'
 
+/** The first rows are waited for; those behind them come while these are read. */
+export const FIRST_PAGE = 200
 const PAGE_SIZE = 500
 
 /** `query` is read anew by every `restart`. Rows stand newest first. */
@@ -20,7 +22,8 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
     const own = (running = new AbortController())
     busy.value = true
     try {
-      const page = await get<Page<Row>>(path, { ...query(), after, limit: PAGE_SIZE }, own.signal)
+      const limit = after === null ? FIRST_PAGE : PAGE_SIZE
+      const page = await get<Page<Row>>(path, { ...query(), after, limit }, own.signal)
       if (own !== running) return
       rows.value = after === null ? page.rows : [...rows.value, ...page.rows]
       next.value = page.next

@@ -13,10 +13,13 @@ export interface Shortcut {
 
 export const shortcuts = shallowReactive(new Set<Shortcut>())
 
+/** Inputs that take no characters. A dialog that was closed a moment ago may leave the keys to one that is hidden. */
+const BUTTONS = new Set(['checkbox', 'radio', 'button', 'submit', 'reset'])
+
 function typing(target: EventTarget | null): boolean {
+  if (target instanceof HTMLInputElement) return !BUTTONS.has(target.type)
   return (
-    target instanceof HTMLElement &&
-    (target.isContentEditable || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName))
+    target instanceof HTMLElement && (target.isContentEditable || /^(SELECT|TEXTAREA)$/.test(target.tagName))
   )
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ import structlog
 from hintloop_contract.broker import Broker
 from hintloop_contract.config import LoadedConfig
 from hintloop_contract.diagnosis.alarms import Alarm, AlarmState, Hysteresis
-from hintloop_contract.diagnosis.figures import Expected, Gaps, Seen
+from hintloop_contract.diagnosis.figures import Expected, Gaps, Recognised, Seen
 from hintloop_contract.diagnosis.looking import PORTION, Recent, look, recent_of, since
 from hintloop_contract.diagnosis.recognise import recognise
 from hintloop_contract.errors import DependencyError
@@ -40,11 +40,32 @@ class _Counts:
     gaps: Gaps | None
 
 
+class LookFailures:
+    """What raised while looking: counted each time, told the first time."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.counts: Counter[str] = Counter()
+
+    def note(self, place: str, error: Exception) -> None:
+        """``place``, a recogniser or the look itself, raised ``error``."""
+        self.counts[place] += 1
+        if self.counts[place] == 1:
+            log.error("a look failed; its causes are not recognised", place=place, exc_info=error)
+
+
 class AlarmWatch:
     """The alarms of one policy."""
 
-    def __init__(self, broker: Broker, expected: Expected, hysteresis: Hysteresis | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        expected: Expected,
+        hysteresis: Hysteresis | None = None,
+        failures: LookFailures | None = None,
+    ) -> None:
         """Know nothing yet. ``expected``: what the configuration says of a healthy run."""
+        self.failures = failures or LookFailures()
         self._broker = broker
         self._expected = expected
         self._hysteresis = hysteresis or Hysteresis()
@@ -64,13 +85,17 @@ class AlarmWatch:
         now_ms = await self._broker.time_ms()
         recent = await self._read(now_ms)
         seen = self._windowed(await look(self._broker, recent), now_ms)
-        active, ended = self._hysteresis.look(recognise(seen, self._expected), now_ms)
+        active, ended = self._hysteresis.look(self._recognised(seen), now_ms)
         _tell(self.state.active, active, ended)
         self.state = AlarmState(looked_ms=now_ms, active=tuple(active))
         mine = await self._broker.set_alarms(self._owner, now_ms, active, ended, lease_ms=LEASE_MS)
         if not mine:
             log.debug("another console raises alarms")
         return self.state
+
+    def _recognised(self, seen: Seen) -> list[Recognised]:
+        """What all recognisers say that can; one that cannot is one cause less, not the end of all."""
+        return recognise(seen, self._expected, on_failure=self.failures.note)
 
     async def _read(self, now_ms: int) -> Recent:
         """What the history says, read on from where the last look ended."""
@@ -121,17 +146,28 @@ def _tell(before: tuple[Alarm, ...], active: list[Alarm], ended: list[Alarm]) ->
         log.info("alarm ended", cause=alarm.cause)
 
 
-async def watch_alarms(broker: Broker, loaded: LoadedConfig, stop: asyncio.Event, *, look_s: float = LOOK_S) -> None:
+async def watch_alarms(
+    broker: Broker,
+    loaded: LoadedConfig,
+    stop: asyncio.Event,
+    failures: LookFailures | None = None,
+    *,
+    look_s: float = LOOK_S,
+) -> None:
     """Look every ``look_s`` seconds until ``stop``; while Redis is away, nothing is known and nothing is raised.
+
+    What else goes wrong is noted in ``failures``, and the next look goes on.
 
     Raises:
         ConfigError: the custom loss of the configuration is not found.
     """
-    watch = AlarmWatch(broker, Expected.of(loaded.config, loaded.directory))
+    watch = AlarmWatch(broker, Expected.of(loaded.config, loaded.directory), failures=failures)
     while not stop.is_set():
         try:
             await watch.look()
         except DependencyError as error:
             log.warning("alarms wait", error=str(error))
+        except Exception as error:  # noqa: BLE001 - noted, counted, and looked again
+            watch.failures.note("look", error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), look_s)

@@ -1,27 +1,13 @@
-// ECharts with only what is used here, and the page's colours for it. Tooltips are drawn, not built as HTML: the page's
-// content policy allows no inline style.
-import { BarChart, LineChart } from 'echarts/charts'
-import { GridComponent, LegendComponent, MarkLineComponent, TooltipComponent } from 'echarts/components'
-import { connect, init, use, type ComposeOption, type ECharts } from 'echarts/core'
-import { CanvasRenderer } from 'echarts/renderers'
+// What is drawn, in the page's colours. Tooltips are drawn, not built as HTML: the page's content policy allows no
+// inline style.
 import type { BarSeriesOption, LineSeriesOption } from 'echarts/charts'
 import type { GridComponentOption, LegendComponentOption, TooltipComponentOption } from 'echarts/components'
+import type { ComposeOption } from 'echarts/core'
 import { figure } from '../format'
-
-use([
-  BarChart,
-  LineChart,
-  GridComponent,
-  LegendComponent,
-  MarkLineComponent,
-  TooltipComponent,
-  CanvasRenderer,
-])
 
 export type Option = ComposeOption<
   BarSeriesOption | LineSeriesOption | GridComponentOption | LegendComponentOption | TooltipComponentOption
 >
-export { connect, init, type ECharts }
 
 export interface Palette {
   text: string

@@ -1,1 +1,0 @@
-import{C as e,J as t,w as n}from"./index-D9mEMq6X.js";function r(n,r){t(e(n,r))}function i(e){t(n(e))}export{i as n,r as t};
