@@ -65,8 +65,9 @@ async def send_body(send: Send, body: bytes, *, more: bool = False) -> None:
 
 async def send_whole(send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
     """Send a whole answer with its length."""
-    await send_start(send, status, [*headers, (b"content-length", str(len(body)).encode())])
-    await send_body(send, body)
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await beneath(send)({"type": "http.response.body", "body": body})
 
 
 async def send_refusal(send: Send, error: RefusedError, path: str = "") -> None:
@@ -81,12 +82,17 @@ class Sending:
     def __init__(self, send: Send) -> None:
         """Send by ``send``."""
         self.started = False
-        self._send = send
+        self.beneath = send
 
     async def __call__(self, message: Message) -> None:
         """Send one message."""
         self.started = True
-        await self._send(message)
+        await self.beneath(message)
+
+
+def beneath(send: Send) -> Send:
+    """What a :class:`Sending` whose answer began sends by: there is nothing left to remember. Else ``send``."""
+    return send.beneath if isinstance(send, Sending) and send.started else send
 
 
 class DisconnectWatch:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -57,27 +56,29 @@ class EngineReply:
                 self._resume()
         return self._take()
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        """The body in blocks as they come; raises ``aiohttp.ClientError``."""
-        while True:
-            if self._blocks:
-                block = self._take()
-                if self._paused:
-                    self._resume()
-                yield block
-            elif self.done:
-                return
-            else:
-                await self._more()
+    async def block(self) -> bytes:
+        """What came of the body since the last call, waited for if need be; nothing at its end.
+
+        Raises ``aiohttp.ClientError``.
+        """
+        # Written out: a stream comes here once an event.
+        while not self._blocks:
+            if self.done:
+                return b""
+            if self._error is not None:
+                raise self._error
+            self._waiter = waiter = self._connection.loop.create_future()
+            await waiter
+        block = self._take()
+        if self._paused:
+            self._resume()
+        return block
 
     async def _more(self) -> None:
         if self._error is not None:
             raise self._error
-        self._waiter = self._connection.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._waiter = waiter = self._connection.loop.create_future()
+        await waiter
 
     def _take(self) -> bytes:
         blocks = self._blocks

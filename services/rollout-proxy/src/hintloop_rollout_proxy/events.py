@@ -14,7 +14,7 @@ from hintloop_rollout_proxy.errors import said
 #: Two line ends in a row; a line ends in CR LF, LF or CR, and a CR LF is never taken for two.
 BORDER = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 LINE_END = re.compile(rb"\r\n|\n|\r")
-DATA = b"data: "
+DATA, END = b"data: ", b"\n\n"
 DONE = b"[DONE]"
 
 log = structlog.get_logger()
@@ -22,6 +22,9 @@ log = structlog.get_logger()
 
 class EventRelay:
     """What comes in as blocks goes out as whole events, byte for byte unless the reader changes one."""
+
+    #: Whether an event goes out as the one line that it is.
+    _plain = True
 
     def __init__(self, reader: Reader) -> None:
         """Let ``reader`` see every event."""
@@ -34,26 +37,26 @@ class EventRelay:
         if b"\r" in data:
             return self._feed_any(data)
         # The engines' own layout, and in it one line of data.
-        *events, self._rest = data.split(b"\n\n")
+        *events, self._rest = data.split(END)
         out: list[bytes] = []
-        read = self._reader.event
+        read, plain = self._reader.event, self._plain
         for event in events:
             payload = event[6:]
             if payload == DONE or b"\n" in event or not event.startswith(DATA):
                 seen = self._event(event)
                 if seen is not None:
-                    out.append(self._with_border(seen, b"\n\n"))
+                    out.append(self._with_border(seen, END))
                 continue
             try:
                 seen = read(payload)
             except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
                 seen = self._unread(payload, error)
             if seen is not None:
-                out.append(self._line(seen))
+                out += (DATA, seen, END) if plain else (self._line(seen),)
         return b"".join(out)
 
     def _line(self, seen: bytes) -> bytes:
-        return b"data: %b\n\n" % seen
+        return DATA + seen + END
 
     def _feed_any(self, data: bytes) -> bytes:
         out: list[bytes] = []
@@ -127,6 +130,8 @@ class EventRelay:
 
 class TranslatingRelay(EventRelay):
     """Gives the events of a chat in another API's form."""
+
+    _plain = False
 
     def __init__(self, reader: Reader, translation: Translation) -> None:
         """Translate by ``translation`` what ``reader`` lets through."""

@@ -21,6 +21,7 @@ from hintloop_rollout_proxy.asgi import (
     Receive,
     Scope,
     Send,
+    beneath,
     send_body,
     send_refusal,
     send_start,
@@ -305,12 +306,13 @@ class Handler:
             begin = relay.begin()
             if begin:
                 await send_body(send, begin, more=True)
-        async for block in response.iter_any():
+        send = beneath(send)
+        while block := await response.block():
             if first:
                 job.timing.receive()
             out = relay.feed(block)
             if out:
-                await send_body(send, out, more=True)
+                await send({"type": "http.response.body", "body": out, "more_body": True})
                 if first:
                     first = False
                     self._first_byte(job)

@@ -98,8 +98,8 @@ class EngineAnswer(Protocol):
         """The whole body."""
         ...
 
-    def iter_any(self) -> AsyncIterator[bytes]:
-        """The body in blocks as they come."""
+    async def block(self) -> bytes:
+        """The next block of the body as it comes; nothing at its end."""
         ...
 
 
@@ -109,7 +109,7 @@ class GeneralAnswer:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         """Read ``response``."""
         self.status, self.raw_headers = response.status, response.raw_headers
-        self.read, self.iter_any = response.read, response.content.iter_any
+        self.read, self.block = response.read, response.content.readany
         self._response = response
 
     def header(self, name: bytes) -> bytes:

@@ -100,6 +100,7 @@ class ReplyReader:
             and hidden.logprobs
             and (seen.token_ids is None or (self._hides_ids and hidden.nulled and ids_follow))
             and isinstance(choice.message["content"], str)
+            and choice.logprobs is not None
         ):
             self._quick = QuickWay(choice, model, self._public_model)
 
