@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hintloop.doctor.checks import configuration, prm, teaching
-from hintloop.doctor.finding import Finding
-from hintloop.doctor.look import looking
+from hintloop.doctor.checks import agreement, configuration, prm, teaching
+from hintloop.doctor.finding import Finding, fail, ok
+from hintloop.doctor.look import Answer, Look, looking
 from hintloop_contract.config import load_config
 from hintloop_contract.diagnosis.causes import Cause
 
@@ -69,3 +69,32 @@ async def test_a_flaw_is_named(tmp_path: Path, engine: WireEngine, more: str, pr
     findings = await looked_at(tmp_path, engine, more, prm_keys)
     assert causes(findings)[0] is cause
     assert findings[-1].outcome == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (fail("teacher's context", "cut", Cause.TEACHER_CONTEXT_SHORT), Cause.TEACHER_CONTEXT_SHORT),
+        (ok("teacher's context", "reads all"), Cause.NULL_HINT_NOT_ZERO),
+    ],
+)
+async def test_what_a_control_that_differs_comes_from_is_named_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: Finding, expected: Cause
+) -> None:
+    async def told(look: Look) -> Finding:
+        return seen
+
+    async def same(look: Look) -> Finding:
+        return ok("temperature", "the same")
+
+    async def answered(self: Look, *_: object, **__: object) -> Answer:
+        control = {"prm": {"status": "differs", "detail": "of the reference"}, "policy": {"status": "equal"}}
+        return Answer(200, {"teacher": {"control": control}, **control})
+
+    monkeypatch.setattr(agreement, "context", told)
+    monkeypatch.setattr(agreement, "between", same)
+    monkeypatch.setattr(Look, "get", answered)
+    (tmp_path / "config.toml").write_text("")
+    async with looking(load_config([tmp_path / "config.toml"], environ={})) as look:
+        look.teaches = True
+        assert causes(await prm.check_service(look))[0] is expected

@@ -18,6 +18,7 @@ from hintloop_teacher.wiring import build_deps
 from httpx import ASGITransport, AsyncClient
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from .fake_dialect import FakeDialect, score_of
 
@@ -39,6 +40,23 @@ def test_the_vocabulary_is_what_the_tokenizer_can_say(tmp_path: Path) -> None:
     other = read_vocabulary(*[save_model(tmp_path / "o", special="<|stop|>")] * 2)
     assert same_tokenizer(vocabulary.tokenizer, read_vocabulary(path, path).tokenizer)
     assert not same_tokenizer(vocabulary.tokenizer, other.tokenizer)
+
+
+def test_tokenizers_that_differ_in_two_frequent_tokens_alone_differ_on_a_probe(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(6000)]
+    swapped = [*words[:2000], words[2001], words[2000], *words[2002:]]
+    found = []
+    for name, tokens in (("one", words), ("other", swapped)):
+        path = save_model(tmp_path / name, padded=8192)
+        tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(tokens)}, unk_token="w0"))
+        tokenizer.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
+        tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+        tokenizer.save(f"{path}/tokenizer.json")
+        found.append(read_vocabulary(path, path))
+    one, other = found
+    assert [text for text in one.probes if one.encode(text) != other.encode(text)]
+    assert max(len(one.encode(text)) for text in one.probes) <= 1024
+    assert sum(len(one.encode(text)) for text in one.probes[2:]) < 4096 + 2 * 256
 
 
 def test_control_tokens_are_special_or_markup(tmp_path: Path) -> None:

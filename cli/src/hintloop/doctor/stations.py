@@ -44,7 +44,7 @@ STATIONS = (
     Station("redis", redis.check, Cause.REDIS_AWAY),
     Station("policy", policy.check, Cause.PROXY_AWAY, 60.0),
     Station("prm", prm.check_engine, Cause.PRM_ENGINE_AWAY, 120.0),
-    Station("services", prm.check_service, Cause.PRM_SERVICE_AWAY),
+    Station("services", prm.check_service, Cause.PRM_SERVICE_AWAY, 120.0),
     Station("judge", judging.check, Cause.JUDGE_ENGINE_AWAY, 120.0),
     Station("teacher", teaching.check, Cause.PRM_ENGINE_AWAY, 180.0),
     Station("loss", loss.check, Cause.CUSTOM_LOSS_UNUSABLE, 120.0),

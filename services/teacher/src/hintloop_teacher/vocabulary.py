@@ -21,8 +21,11 @@ PROBE_TEXT = (
 )
 
 
-#: Tokens from all over the vocabulary on which two tokenizers are compared.
-NUM_PROBED_TOKENS = 256
+#: Tokens on which two tokenizers are compared: all of the first, which byte-pair vocabularies learn first because text
+#: holds them most often, and some from all over the rest.
+NUM_FREQUENT, NUM_SPREAD = 4096, 256
+#: Of them a text: with what stands between them they fit into any engine's context.
+TOKENS_A_PROBE = 1024
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,20 @@ class Vocabulary:
         return hashlib.sha256(json.dumps([tokens, special]).encode()).hexdigest()[:16]
 
     @cached_property
-    def probes(self) -> tuple[str, str, str]:
-        """Texts on which two tokenizers are compared: plain text, tokens from all over the vocabulary a line each,
-        and every special token in a row."""
-        step = max(1, self.size // NUM_PROBED_TOKENS)
-        lines = (self.decode([token]) for token in range(0, self.size, step) if token not in self.control_tokens)
-        return PROBE_TEXT, "\n".join(line for line in lines if line.isprintable()), self.special_text
+    def probes(self) -> list[str]:
+        """Texts on which two tokenizers are compared: plain text, every special token in a row, and tokens that can be
+        printed, a line each."""
+        spread = range(NUM_FREQUENT, self.size, max(1, (self.size - NUM_FREQUENT) // NUM_SPREAD))
+        tokens = [
+            token for token in (*range(min(NUM_FREQUENT, self.size)), *spread) if token not in self.control_tokens
+        ]
+        lines = [
+            line
+            for line in self.tokenizer.decode_batch([[token] for token in tokens], skip_special_tokens=False)
+            if line.isprintable()
+        ]
+        pieces = ["\n".join(lines[at : at + TOKENS_A_PROBE]) for at in range(0, len(lines), TOKENS_A_PROBE)]
+        return [PROBE_TEXT, self.special_text, *pieces]
 
 
 def _is_control(content: str, special: bool) -> bool:

@@ -94,7 +94,9 @@ async def _control(look: Look, teacher: object) -> list[Finding]:
     said = "; ".join(f"{name}: {side.get('status')}, {side.get('detail')}" for name, side in sides.items())
     if not wrong:
         return [ok("null-hint control", said)]
-    deeper = [await agreement.between(look)] if look.teaches and "prm" in wrong else []
+    deeper = []
+    if look.teaches and "prm" in wrong:
+        deeper = [await agreement.between(look), await agreement.context(look)]
     if "policy" in wrong and look.teacher is not None:
         deeper += await serving.caches(look)
     found = [finding for finding in deeper if finding.outcome is Outcome.FAIL]
