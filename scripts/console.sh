@@ -6,5 +6,6 @@ if ! command -v npm >/dev/null; then
   echo "console.sh: npm is missing; install Node.js 20.19 or newer and run this again (the built page is in the clone)" >&2
   exit 1
 fi
-npm ci --no-audit --no-fund
+# Not `npm ci`: it refuses the lock file for an optional package of Windows that not every registry has.
+npm install --no-save --no-audit --no-fund
 npm run build
