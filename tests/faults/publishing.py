@@ -16,6 +16,16 @@ from .wire import Asked, Change, Wire, answering, refusing, rewriting
 
 RELOAD = "/collective_rpc"
 FLUSH = "/reset_prefix_cache"
+#: An agent whose later prompts are longer than a block of an engine's cache (128 tokens on CPU); shorter ones are not kept.
+LONG_WINDED = Day(
+    turns=3,
+    replies=(
+        "That is too long. Keep it short please. I read these answers on a small screen while I stand in a crowded train, "
+        "and I have to scroll up and down all the time to find the one thing that I asked for in the first place.",
+        "No. Write it as a numbered list. I want to copy it into the notes of our next meeting, where everybody looks at "
+        "one line after the other, and where nobody has the time to read a whole paragraph about a single point.",
+    ),
+)
 #: The version under which the student's own weights are released first.
 FIRST_RELEASE = "1"
 
@@ -130,7 +140,7 @@ def reloaded(stack: Deployment) -> Iterator[None]:
 @contextmanager
 def kept_cache(stack: Deployment) -> Iterator[None]:
     """Recent prompts were computed with other weights, and the cache was not flushed after the right ones came."""
-    stack.train(1, Day(turns=3))
+    stack.train(1, LONG_WINDED)
     version = str(stack.version())
     engines.load(stack.policy_engine, stack.model_dir, version=version)
     engines.ask(stack.policy_engine, stack.recorded_prompts())
@@ -144,7 +154,7 @@ def kept_cache(stack: Deployment) -> Iterator[None]:
 @contextmanager
 def swallowed_flush(stack: Deployment) -> Iterator[None]:
     """Something between trainer and engine answers for the flush, and never passes it on."""
-    stack.talk(4, Day(turns=3))
+    stack.talk(4, LONG_WINDED)
     with stack.policy_wire.changed(answering(FLUSH, {"success": True})):
         stack.train(3)
         yield

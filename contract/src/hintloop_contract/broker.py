@@ -221,8 +221,8 @@ class Broker(Protocol):
         """Remove consumers of the stream's group that hold nothing and were silent for ``idle_ms``."""
         ...
 
-    async def set_status(self, service: str, fields: dict[str, str]) -> None:
-        """Write what a service says about itself."""
+    async def set_status(self, service: str, fields: dict[str, str], *, afresh: bool = False) -> None:
+        """Write what a service says about itself; ``afresh``: nothing that was said before stays."""
         ...
 
     async def get_status(self, service: str) -> dict[str, str]:

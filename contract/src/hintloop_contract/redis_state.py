@@ -127,9 +127,13 @@ class RedisState(RedisControl):
         return token or None
 
     @available
-    async def set_status(self, service: str, fields: dict[str, str]) -> None:
-        """Write what a service says about itself."""
-        await self.client.hset(self.keys.status(service), mapping=fields)
+    async def set_status(self, service: str, fields: dict[str, str], *, afresh: bool = False) -> None:
+        """Write what a service says about itself; ``afresh``: nothing that was said before stays."""
+        pipe = self.client.pipeline(transaction=True)
+        if afresh:
+            pipe.delete(self.keys.status(service))
+        pipe.hset(self.keys.status(service), mapping=fields)
+        await pipe.execute()
 
     @available
     async def get_status(self, service: str) -> dict[str, str]:

@@ -117,10 +117,10 @@ def test_while_the_prm_is_away_the_trainer_waits_and_acknowledges_nothing(
     monkeypatch.setattr(prm, "_parts", parts)
     spy = bench.broker.set_status
 
-    async def set_status(service: str, fields: dict[str, str]) -> None:
+    async def set_status(service: str, fields: dict[str, str], **how: bool) -> None:
         counts = await bench.broker.counts(SAMPLES)
         seen.append({**fields, "length": str(counts.length)})
-        await spy(service, fields)
+        await spy(service, fields, **how)
 
     monkeypatch.setattr(bench.broker, "set_status", set_status)
     progress, _ = bench.train(config(bench, prm, prm={"null_hint_control": "off"}, training={"max_steps": 1}))

@@ -57,6 +57,19 @@ def test_prometheus_is_served_while_training_goes_on(bench: Bench, make_sample: 
     assert 'hintloop_trainer_dropped{reason="too_long"} 1.0' in text
 
 
+def test_a_new_run_shows_no_figures_of_the_steps_before_it(bench: Bench, make_sample: Callable[..., Sample]) -> None:
+    bench.feed([make_sample(turn) for turn in range(2)])
+    bench.train(bench.config(training={"max_steps": 1}))
+    before = bench.background.run(bench.broker.get_status("trainer"))
+    assert float(before["grad_norm"]) > 0
+    asked_to_end = threading.Event()
+    asked_to_end.set()
+    bench.train(bench.config(training={"max_steps": None}), stop=asked_to_end)
+    after = bench.background.run(bench.broker.get_status("trainer"))
+    assert (after["step"], after["trained"]) == (before["step"], before["trained"])
+    assert "grad_norm" not in after
+
+
 def test_a_port_that_is_taken_is_refused_before_any_step(bench: Bench, make_sample: Callable[..., Sample]) -> None:
     bench.feed([make_sample(turn) for turn in range(2)])
     with listen("127.0.0.1", 0, "metrics") as taken:

@@ -29,6 +29,7 @@ class Waiting:
         self._deps = deps
         self._progress = progress
         self._log = structlog.get_logger()
+        self._told = False
 
     def insist(self, what: str, work: Callable[[], Coroutine[Any, Any, T]], *, patient: bool = True) -> T:
         """Do ``work`` in the background until it succeeds.
@@ -94,6 +95,8 @@ class Waiting:
             **{name: "" if value is None else str(value) for name, value in (metrics or {}).items()},
         }
         try:
-            self._deps.background.run(self._deps.broker.set_status("trainer", fields))
+            # Figures of a step that another run made, perhaps by another configuration, say nothing of this one.
+            self._deps.background.run(self._deps.broker.set_status("trainer", fields, afresh=not self._told))
+            self._told = True
         except DependencyError as error:
             self._log.warning("status not written", detail=str(error))
