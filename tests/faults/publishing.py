@@ -16,14 +16,15 @@ from .wire import Asked, Change, Wire, answering, refusing, rewriting
 
 RELOAD = "/collective_rpc"
 FLUSH = "/reset_prefix_cache"
-#: An agent whose later prompts are longer than a block of an engine's cache (128 tokens on CPU); shorter ones are not kept.
+#: An agent whose later prompts are longer than a block of an engine's cache (128 tokens on CPU): shorter ones are in
+#: none.
 LONG_WINDED = Day(
     turns=3,
     replies=(
-        "That is too long. Keep it short please. I read these answers on a small screen while I stand in a crowded train, "
-        "and I have to scroll up and down all the time to find the one thing that I asked for in the first place.",
-        "No. Write it as a numbered list. I want to copy it into the notes of our next meeting, where everybody looks at "
-        "one line after the other, and where nobody has the time to read a whole paragraph about a single point.",
+        "That is too long. Keep it short please. I read these answers on a small screen while I stand in a crowded "
+        "train, and I have to scroll up and down all the time to find the one thing that I asked for at the beginning.",
+        "No. Write it as a numbered list. I want to copy it into the notes of our next meeting, where everybody looks "
+        "at one line after the other, and where nobody has the time to read a whole paragraph about a single point.",
     ),
 )
 #: The version under which the student's own weights are released first.

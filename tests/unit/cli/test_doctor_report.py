@@ -98,9 +98,12 @@ def test_secrets_in_json_are_masked_whatever_they_are_made_of() -> None:
     assert document["stations"][0]["findings"][0]["seen"] == f"key {run.MASK} refused"
 
 
-def test_a_check_that_meets_something_unexpected_does_not_end_the_walk() -> None:
+@pytest.mark.parametrize(
+    "error", [KeyError("url"), RuntimeError("tensors"), ZeroDivisionError("none"), TimeoutError("its own")]
+)
+def test_a_check_that_meets_something_unexpected_does_not_end_the_walk(error: Exception) -> None:
     async def broken(_: Any) -> list[Finding]:
-        raise KeyError("url")
+        raise error
 
     async def good(_: Any) -> list[Finding]:
         return [ok("good", "all well")]
@@ -110,9 +113,19 @@ def test_a_check_that_meets_something_unexpected_does_not_end_the_walk() -> None
     first, second = asyncio.run(stations.visit(look, chain, lambda _: None))
     assert (first.findings[0].cause, first.findings[0].seen) == (
         Cause.PROXY_AWAY,
-        "the check itself failed: KeyError: 'url'",
+        f"the check itself failed: {type(error).__name__}: {error}",
     )
     assert second.findings[0].seen == "all well"
+
+
+def test_a_check_that_takes_too_long_is_cut() -> None:
+    async def slow(_: Any) -> list[Finding]:
+        await asyncio.sleep(20)
+        return []
+
+    look: Any = None
+    (only,) = asyncio.run(stations.visit(look, [Station("policy", slow, Cause.PROXY_AWAY, 0.01)], lambda _: None))
+    assert (only.findings[0].cause, only.findings[0].seen) == (Cause.PROXY_AWAY, "no result within 0.01 s")
 
 
 def test_an_unknown_station_is_a_wrong_call(tmp_path: Path) -> None:

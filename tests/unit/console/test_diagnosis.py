@@ -19,7 +19,7 @@ from hintloop_contract.config.needs import SignalNeeds
 from hintloop_contract.diagnosis import recognise as recognise_module
 from hintloop_contract.diagnosis.alarms import AlarmState, Hysteresis
 from hintloop_contract.diagnosis.figures import Expected, Gaps, Seen
-from hintloop_contract.diagnosis.looking import MOST_CHARACTERS, Recent, look
+from hintloop_contract.diagnosis.looking import MOST_CHARACTERS, Recent, look, recent_of
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.history import HistoryBounds, StepFigures
 from hintloop_contract.messages import Drop
@@ -42,6 +42,23 @@ async def broker() -> AsyncIterator[MemoryBroker]:
 
 def watch(broker: MemoryBroker) -> AlarmWatch:
     return AlarmWatch(broker, EXPECTED, Hysteresis(raise_after=2, clear_after=2))
+
+
+@pytest.mark.parametrize("hours", [0, 3])
+async def test_the_newest_of_a_long_history_is_what_counts(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    await broker.remember([StepFigures(step=number, figures={"entropy": 1.0}) for number in range(1, 3502)])
+    now_ms = await broker.time_ms()
+
+    async def later() -> int:
+        return now_ms + hours * 3_600_000
+
+    monkeypatch.setattr(broker, "time_ms", later)
+    recent = await recent_of(broker)
+    assert recent.steps[-1]["step"] == 3501
+    assert recent.after == (await broker.history_state()).newest_id
+    assert await broker.history(recent.after) == []
 
 
 async def lose(broker: MemoryBroker, count: int, tag: str) -> None:

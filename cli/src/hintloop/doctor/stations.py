@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from hintloop_contract.diagnosis.causes import Cause
-from hintloop_contract.errors import DependencyError, HintloopError
+from hintloop_contract.errors import DependencyError
 
 from hintloop.doctor.checks import (
     active,
@@ -91,18 +91,21 @@ async def visit(look: Look, stations: Sequence[Station], tell: Callable[[Visit],
     for station in stations:
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(station.limit_s):
+            async with asyncio.timeout(station.limit_s) as limit:
                 findings = await _findings(look, station)
-        except TimeoutError:
-            findings = [fail(station.name, f"no result within {station.limit_s:g} s", station.cause)]
-        except (AttributeError, HintloopError, LookupError, OSError, TypeError, ValueError) as error:
-            # An answer of a form that nobody expected must not hide what the other stations find.
-            seen = f"the check itself failed: {type(error).__name__}: {error}"
-            away = isinstance(error, DependencyError) and error.dependency == "redis"
-            findings = [fail(station.name, seen, Cause.REDIS_AWAY if away else station.cause)]
+        except Exception as error:  # noqa: BLE001 - an answer that nobody expected must not hide what others find
+            findings = [_failed(station, error, timed_out=limit.expired())]
         visits.append(Visit(station.name, findings, time.perf_counter() - started))
         tell(visits[-1])
     return visits
+
+
+def _failed(station: Station, error: Exception, *, timed_out: bool) -> Finding:
+    if timed_out:
+        return fail(station.name, f"no result within {station.limit_s:g} s", station.cause)
+    away = isinstance(error, DependencyError) and error.dependency == "redis"
+    seen = f"the check itself failed: {type(error).__name__}: {error}"
+    return fail(station.name, seen, Cause.REDIS_AWAY if away else station.cause)
 
 
 async def _findings(look: Look, station: Station) -> list[Finding]:

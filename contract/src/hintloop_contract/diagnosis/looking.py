@@ -17,9 +17,9 @@ from hintloop_contract.streams import STREAMS
 
 #: What is remembered of the newest steps, turns and drops.
 MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_RECORDS = 300, 200, 20, 16
-#: How far back the history is read, and how many entries are enough, too many, and read at once.
-WINDOWS_MS = (600_000, 3_600_000, 86_400_000)
-ENOUGH_ENTRIES, MOST_ENTRIES, PORTION = 300, 3000, 100
+#: How far back the history is read: twice as far each time, until the entries are enough. ``PORTION``: read at once.
+SHORTEST_MS, LONGEST_MS = 600_000, 86_400_000
+ENOUGH_ENTRIES, PORTION = 300, 100
 #: Of a next state no more is kept: it tells states apart, and what is longer than a notice is none.
 MOST_CHARACTERS = 10_000
 #: Funnel steps that an entry of the history counts.
@@ -46,10 +46,13 @@ class Recent:
     """Text of the next state by turn id, oldest first."""
     records: dict[str, tuple[LinkedTurn, TurnRecord]] = field(default_factory=dict)
     """The newest turns by id, oldest first."""
+    after: str = "0-0"
+    """Id of the newest entry that was read."""
 
     def add(self, entries: Iterable[HistoryEntry]) -> None:
         """Take entries, oldest first."""
         for entry in entries:
+            self.after = entry.entry_id
             message = entry.message
             if entry.time_ms >= self.since_ms and message is not None:
                 self._count(message)
@@ -108,20 +111,25 @@ def _text(message: Any) -> str:
 
 
 async def recent_of(broker: Broker) -> Recent:
-    """What the newest history says: of the last ten minutes, or of longer when that is little.
+    """What the newest history says: of the ten minutes before its newest entry, or of longer when that is little.
+
+    Counts in it are of the last ten minutes alone.
 
     Raises:
         DependencyError: Redis is away.
     """
-    now_ms, recent = await broker.time_ms(), Recent()
-    for window_ms in WINDOWS_MS:
-        recent, after, count = Recent(now_ms - WINDOWS_MS[0]), f"{max(0, now_ms - window_ms)}-0", 0
-        while count < MOST_ENTRIES and (entries := await broker.history(after, PORTION)):
+    since_ms = await broker.time_ms() - SHORTEST_MS
+    newest_ms = int((await broker.history_state()).newest_id.partition("-")[0])
+    window_ms = SHORTEST_MS
+    while True:
+        recent, count = Recent(since_ms, after=f"{max(0, newest_ms - window_ms)}-0"), 0
+        # To the very end: what is kept is bounded, and the newest is what counts.
+        while entries := await broker.history(recent.after, PORTION):
             recent.add(entries)
-            after, count = entries[-1].entry_id, count + len(entries)
-        if count >= ENOUGH_ENTRIES:
-            break
-    return recent
+            count += len(entries)
+        if count >= ENOUGH_ENTRIES or window_ms >= min(LONGEST_MS, newest_ms):
+            return recent
+        window_ms *= 2
 
 
 def _details(drops: Iterable[Drop]) -> dict[str, list[str]]:

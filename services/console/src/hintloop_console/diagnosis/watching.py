@@ -71,7 +71,6 @@ class AlarmWatch:
         self._hysteresis = hysteresis or Hysteresis()
         self._owner = consumer_name("console")
         self._recent: Recent | None = None
-        self._after = "0-0"
         self._counts: deque[_Counts] = deque()
         self.state = AlarmState()
         """What stood at the last look."""
@@ -101,13 +100,12 @@ class AlarmWatch:
         """What the history says, read on from where the last look ended."""
         if self._recent is None:
             self._hysteresis.restore((await self._broker.alarms()).active)
-            self._after = (await self._broker.history_state()).newest_id
             self._recent = await recent_of(self._broker)
             return self._recent
         count = 0
-        while count < MOST_ENTRIES and (entries := await self._broker.history(self._after, PORTION)):
+        while count < MOST_ENTRIES and (entries := await self._broker.history(self._recent.after, PORTION)):
             self._recent.add(entries)
-            self._after, count = entries[-1].entry_id, count + len(entries)
+            count += len(entries)
         return self._recent
 
     def _windowed(self, seen: Seen, now_ms: int) -> Seen:
