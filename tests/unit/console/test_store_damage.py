@@ -47,15 +47,6 @@ def written(path, steps):
     store.close()
 
 
-def test_what_is_set_aside_keeps_its_log_where_rows_may_stand_that_are_nowhere_else(tmp_path):
-    path = tmp_path / "db"
-    path.write_text("no database at all, but text" * 100)
-    path.with_name("db-wal").write_bytes(b"rows")
-    path.with_name("db.damaged-wal").write_bytes(b"of an earlier one")
-    Store(path).close()
-    assert path.with_name("db.damaged-wal").read_bytes() == b"rows"
-
-
 def test_a_file_that_is_no_database_is_set_aside_and_said(tmp_path):
     path = tmp_path / "db"
     path.write_text("no database at all, but text" * 100)

@@ -78,15 +78,11 @@ class Store:
         return connection
 
     def _set_aside(self, why: str, detail: str) -> None:
-        """Rename the file to one that ends with ``why``, its log with it; an earlier one of that name goes."""
+        """Rename the file to one that ends with ``why``; an earlier one of that name goes."""
         aside = self.path.with_name(f"{self.path.name}.{why}")
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self.path.replace(aside)
-        self.path.with_name(self.path.name + "-shm").unlink(missing_ok=True)
-        # Rows that were committed last stand in the log alone.
-        log, log_aside = self.path.with_name(self.path.name + "-wal"), aside.with_name(aside.name + "-wal")
-        log_aside.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            log.replace(log_aside)
         structlog.get_logger().error(
             "console.database is set aside and begun anew: what Redis still holds is read again",
             database=str(self.path),
