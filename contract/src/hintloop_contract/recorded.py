@@ -68,8 +68,8 @@ class RecordedSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     score: int | None = None
     hint: str | None = None
-    teacher_logprobs: list[float] | None = None
-    """``[T]``, nats at temperature 1."""
+    teacher_logprobs: list[float | None] | None = None
+    """``[T]``, nats at temperature 1; null where the teacher gave no number."""
     teacher_model: str | None = None
     num_hinted_prompt_tokens: int | None = None
 
@@ -177,7 +177,7 @@ def _recorded_sample(sample: Sample) -> RecordedSample:
     return RecordedSample(
         score=sample.score,
         hint=sample.hint,
-        teacher_logprobs=None if teacher is None else [value for value in _floats(teacher) if value is not None],
+        teacher_logprobs=None if teacher is None else _floats(teacher),
         teacher_model=sample.teacher_model,
         num_hinted_prompt_tokens=sample.num_hinted_prompt_tokens,
     )
@@ -259,6 +259,7 @@ def _contradictions(turn: RecordedTurn) -> Iterator[RecordedTurnError]:
             yield RecordedTurnError(name, f"{value[:40]!r} is no id", "give 1 to 200 printable characters")
     yield from _raw_fields(turn)
     yield from _token_fields(turn)
+    yield from _teacher_fields(turn)
     if turn.behaviour_space not in BEHAVIOUR_SPACES:
         known = ", ".join(BEHAVIOUR_SPACES)
         yield RecordedTurnError("behaviour_space", f"{turn.behaviour_space!r} is unknown", f"write one of {known}")
@@ -309,6 +310,18 @@ def _token_fields(turn: RecordedTurn) -> Iterator[RecordedTurnError]:
     if worst is not None:
         fix = "give the engine's own values, or null where one is missing"
         yield RecordedTurnError("logprobs", f"{worst} is no log-probability", fix)
+
+
+def _teacher_fields(turn: RecordedTurn) -> Iterator[RecordedTurnError]:
+    values = None if turn.sample is None else turn.sample.teacher_logprobs
+    if values is None:
+        return
+    name = "sample.teacher_logprobs"
+    if turn.response_ids is None:
+        yield RecordedTurnError("response_ids", f"{name} are given and they are not", "give both or neither")
+    elif len(values) != len(turn.response_ids):
+        what = f"{len(values)} values for {len(turn.response_ids)} response_ids"
+        yield RecordedTurnError(name, what, "give one a token, null where one is missing; nothing is padded or cut")
 
 
 def lack(turn: RecordedTurn) -> Lack | None:

@@ -88,10 +88,8 @@ def test_everything_that_judge_teacher_and_trainer_read_comes_back_exactly() -> 
     assert form.lack(back) is None
 
 
-def test_judgement_and_sample_travel_with_the_turn() -> None:
-    turn, record = turn_and_record()
-    judgement = Judgement(score=-1, hint="Be brief, please.", votes=(Vote(failed="cut"), Vote(score=-1)), backend="llm")
-    sample = Sample(
+def sample_of(turn: LinkedTurn, record: TurnRecord, teacher: np.ndarray) -> Sample:
+    return Sample(
         turn_id=turn.turn_id,
         session_id=turn.session_id,
         prompt_ids=record.prompt_ids,
@@ -104,10 +102,16 @@ def test_judgement_and_sample_travel_with_the_turn() -> None:
         captured_ms=1,
         score=-1,
         hint="Be brief, please.",
-        teacher_logprobs=pack(LOGPROBS, "float32"),
+        teacher_logprobs=pack(teacher, "float32"),
         teacher_model="prm",
         num_hinted_prompt_tokens=12,
     )
+
+
+def test_judgement_and_sample_travel_with_the_turn() -> None:
+    turn, record = turn_and_record()
+    judgement = Judgement(score=-1, hint="Be brief, please.", votes=(Vote(failed="cut"), Vote(score=-1)), backend="llm")
+    sample = sample_of(turn, record, LOGPROBS)
     back = form.decode_line(form.encode_line(form.recorded(turn, record, judgement, sample)))
     assert back.judgement == judgement
     assert back.sample is not None
@@ -141,6 +145,12 @@ def test_judgement_and_sample_travel_with_the_turn() -> None:
         (line_with(versions={"oldest": 4, "newest": 3}), "versions", "exchange"),
         (line_with(sampling={"temperature": "hot"}), "sampling.temperature", "docs/replay.md"),
         (line_with(session={"session_id": "a", "turn_index": 0, "oops": 1}), "session.oops", "remove it"),
+        (line_with(sample={"teacher_logprobs": [-1, -1, -1]}), "sample.teacher_logprobs", "nothing is padded or cut"),
+        (
+            line_with(response_ids=None, logprobs=None, sample={"teacher_logprobs": [-1]}),
+            "response_ids",
+            "both or neither",
+        ),
     ],
 )
 def test_a_wrong_line_is_told_by_field_and_fix(line: bytes, field: str, fix: str) -> None:
@@ -171,6 +181,14 @@ def test_what_cannot_be_trained_has_the_live_loops_reason(changes: dict[str, Any
 
 def test_explicit_feedback_needs_no_next_state() -> None:
     assert form.lack(form.decode_line(line_with(next_state=[]))) is None
+
+
+def test_the_teachers_damaged_numbers_keep_their_places() -> None:
+    turn, record = turn_and_record()
+    sample = sample_of(turn, record, np.array([-0.5, np.nan, -np.inf, -2.0], np.float32))
+    back = form.decode_line(form.encode_line(form.recorded(turn, record, sample=sample)))
+    assert back.sample is not None
+    assert back.sample.teacher_logprobs == [-0.5, None, None, -2.0]
 
 
 def test_a_damaged_number_is_recorded_as_missing() -> None:
