@@ -138,8 +138,8 @@ def test_two_runs_are_compared(run_dir: Path, tmp_path: Path) -> None:
     rows = {row[0]: row[1:] for row in summary.comparison(*runs).rows}
     assert rows["loss"] == ("10", "4", "6")
     (label,) = [name for name in rows if "Kolmogorov" in name]
-    # All of the second run's advantages are -1, of the first's two of six are not above that.
-    assert rows[label][2] == "0.667"
+    # The answers' means are +0.5 and +0.5 in the first run, -1 in the second.
+    assert rows[label][2] == "1.000"
     assert {plot.title for plot in figures.plots(runs, lambda _: OTHER)} == {
         "Loss and its parts",
         "Score by the judge",
@@ -151,6 +151,19 @@ def test_two_runs_are_compared(run_dir: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run_dir), "--against", str(other), "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.exception
     assert "first against second" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_tokens_of_one_answer_are_no_evidence_of_their_own(run_dir: Path) -> None:
+    path = run_dir / "teacher_logprobs.jsonl"
+    ran = []
+    for name, value in (("long", 1.0), ("other", -1.0)):
+        path.write_text(answer(1, [value] * 50) + answer(2, []) + answer(2, [value] * 50))
+        ran.append(read_run(run_dir, 100, name=name))
+    assert summary.answer_means(ran[0]).tolist() == [1.0, 1.0]
+    rows = {row[0]: row[1:] for row in summary.comparison(*ran).rows}
+    (p,) = [float(row[2]) for name, row in rows.items() if name.startswith("its p")]
+    # Of two answers against two others, one order in three parts them so.
+    assert p == pytest.approx(1 / 3, abs=0.01)
 
 
 def test_hints_are_counted_and_measured(run_dir: Path) -> None:

@@ -209,6 +209,18 @@ def trained_tables(run: Run, classify: Callable[[int], str]) -> list[Table]:
     return [table for table in found if table.rows]
 
 
+def answer_means(run: Run) -> NDArray[np.float64]:
+    """Mean advantage of each kept answer that has a token, nats.
+
+    Tokens of one answer hang together: a test of chance may count answers alone.
+    """
+    starts = np.flatnonzero(run.tokens.positions == 0)
+    if not len(starts):
+        return np.zeros(0)
+    totals = np.add.reduceat(run.tokens.advantages, starts)
+    return np.asarray(totals / np.diff([*starts, len(run.tokens.advantages)]), np.float64)
+
+
 def comparison(run: Run, other: Run) -> Table:
     """Two runs at their ends, figure by figure."""
     rows = []
@@ -217,12 +229,12 @@ def comparison(run: Run, other: Run) -> Table:
         if all(len(values) for values in ends):
             last, others = (float(values.mean()) for values in ends)
             rows.append((label, _number(last), _number(others), _number(last - others)))
-    mine, theirs = run.tokens.advantages, other.tokens.advantages
+    mine, theirs = answer_means(run), answer_means(other)
     if len(mine) and len(theirs):
         from scipy.stats import ks_2samp
 
         found = ks_2samp(mine, theirs)
-        label = "advantages: largest difference of the two distributions (Kolmogorov–Smirnov)"
+        label = "advantages, means by answer: largest difference of the two distributions (Kolmogorov–Smirnov)"
         rows.append((label, "", "", f"{found.statistic:.3f}"))
         rows.append(("its p: how likely so much is by chance", "", "", f"{found.pvalue:.2g}"))
     return Table(f"Last steps, up to {ENDS_STEPS}", ("", run.name, other.name, "difference"), rows)
