@@ -192,6 +192,22 @@ def test_what_lies_on_the_edge_is_not(changes: dict[str, Any]) -> None:
     assert recognise(seen(**changes), OPD) == []
 
 
+def test_a_few_details_do_not_name_the_cause_of_the_rest() -> None:
+    def of(reason: str, details: list[str]) -> Recognised:
+        (found,) = recognise(seen(funnel=LOST, drops={reason: 45}, details={reason: details}), OPD)
+        return found
+
+    few = of("judge:no_signal", ["no score", "… or only a timeout", "no score", "no score"])
+    assert (few.cause, few.grave) == (Cause.TURNS_DROPPED, False)
+    most = of("judge:no_signal", ["no score", "… or only a timeout", "… or only a timeout"])
+    assert most.cause is Cause.TIMEOUTS_AS_NEXT_STATE
+    assert "only a timeout" in most.seen
+    assert of("judge:judge_failed", ["no answer", "hint: cut by the token limit"]).cause is Cause.VOTES_FAIL
+    cut = of("judge:judge_failed", ["no answer", *["hint: cut by the token limit"] * 2])
+    assert cut.cause is Cause.VOTES_CUT
+    assert "cut by the token limit" in cut.seen
+
+
 def test_every_recogniser_has_a_case() -> None:
     covered = {
         recogniser for recogniser in EVERY for _, changes, expected in CASES if recogniser(seen(**changes), expected)

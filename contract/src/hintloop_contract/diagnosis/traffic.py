@@ -71,7 +71,7 @@ def timeouts(seen: Seen, expected: Expected) -> Recognised | None:
     """What follows the answers are timeouts."""
     states = [state for state in seen.next_states if state]
     notices = [state for state in states if len(state) <= LONGEST_NOTICE and TIMEOUT.search(state)]
-    unjudged = sum("timeout" in detail for detail in seen.details_of(DropReason.NO_SIGNAL))
+    unjudged = _mostly(seen.details_of(DropReason.NO_SIGNAL), ("timeout",))
     if notices and len(states) >= ENOUGH_ALIKE and len(notices) > MOST * len(states):
         said = (
             f"{len(notices)} of the last {len(states)} next states are timeouts or interruptions: {notices[0][:80]!r}"
@@ -82,9 +82,7 @@ def timeouts(seen: Seen, expected: Expected) -> Recognised | None:
     linked = seen.funnel.get("linked", 0)
     lost = seen.drops.get("judge:no_signal", 0)
     if unjudged and linked >= ENOUGH_ALIKE and lost > MOST * linked:
-        said = (
-            f"{lost} of {linked} turns were followed by nothing that can be judged: {seen.details_of('no_signal')[0]}"
-        )
+        said = f"{lost} of {linked} turns were followed by nothing that can be judged: {unjudged}"
         return Recognised(Cause.TIMEOUTS_AS_NEXT_STATE, said, {"unjudged": lost, "linked": linked}, grave=True)
     return None
 
@@ -154,21 +152,29 @@ def _none_linked(seen: Seen, totals: Mapping[str, int], captured: int) -> Recogn
 def _most_lost(seen: Seen, reason: str, count: int, captured: int) -> Recognised:
     said = f"{count} of {captured} captured turns were dropped as {reason}"
     details = seen.details_of(reason)
-    if details and details[0]:
-        said += f" ({details[0][:120]})"
+    cause, quoted = _cause_of(reason, details)
+    if quoted:
+        said += f" ({quoted[:120]})"
     evidence = _why(seen, {"dropped": count, "captured": captured})
     if reason == DropReason.NO_NEXT_STATE:
         return Recognised(Cause.SESSION_TIMEOUT_SHORT, said, evidence, grave=True)
-    return Recognised(_cause_of(reason, details), said, evidence)
+    return Recognised(cause, said, evidence)
 
 
-def _cause_of(reason: str, details: Sequence[str]) -> Cause:
-    """A drop reason's cause, finer where the details tell more."""
+def _cause_of(reason: str, details: Sequence[str]) -> tuple[Cause, str]:
+    """A drop reason's cause, finer where most of the details tell more, and a detail that tells it."""
     for finer, words, cause in FINER:
-        if reason == finer and any(word in detail for word in words for detail in details):
-            return cause
+        if reason == finer and (telling := _mostly(details, words)):
+            return cause, telling
     known = reason in set(DropReason)
-    return BY_REASON.get(DropReason(reason), Cause.TURNS_DROPPED) if known else Cause.TURNS_DROPPED
+    coarse = BY_REASON.get(DropReason(reason), Cause.TURNS_DROPPED) if known else Cause.TURNS_DROPPED
+    return coarse, details[0] if details else ""
+
+
+def _mostly(details: Sequence[str], words: Sequence[str]) -> str:
+    """The first detail with one of ``words`` where most have one, else empty: a few say nothing of the rest."""
+    telling = [detail for detail in details if any(word in detail for word in words)]
+    return telling[0] if len(telling) > MOST * len(details) else ""
 
 
 def _why(seen: Seen, evidence: Evidence) -> Evidence:
