@@ -48,7 +48,7 @@ def run_export(state_dir: Path, files: Sequence[Path], source: Source, out: Path
 
     async def work() -> int:
         number = 0
-        with Written(out) as written:
+        with Written(out, files) as written:
             async for line in _lines(state_dir, files, source):
                 written.write(line)
                 number += 1

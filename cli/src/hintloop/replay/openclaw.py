@@ -76,7 +76,7 @@ def run_import(path: Path, prm: Path | None, out: Path) -> None:
     """
     judgements = _judgements(prm) if prm is not None else {}
     found = Imported()
-    with Written(out) as written:
+    with Written(out, [path] if prm is None else [path, prm]) as written:
         for turn in _turns(path, judgements, found):
             lacking = lack(turn)
             found.turns += 1
