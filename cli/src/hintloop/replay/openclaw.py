@@ -175,14 +175,20 @@ def _judgements(path: Path) -> dict[tuple[str, int], Judgement]:
     for number, line in numbered_lines(path):
         try:
             item = json.loads(line)
-            key = (str(item["session_id"]), int(item["turn"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            key = (str(item["session_id"]), _turn_number(item["turn"]))
+            found[key] = _judgement(item)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CommandError(
                 f"{path}, line {number}: {type(error).__name__}: {error}; it is no judgement of OpenClaw-RL, which "
                 "has session_id, turn and votes"
             ) from error
-        found[key] = _judgement(item)
     return found
+
+
+def _turn_number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"turn is {value!r}, not a whole number")
+    return int(value)
 
 
 def _judgement(item: dict[str, Any]) -> Judgement:
@@ -206,9 +212,17 @@ def _vote(vote: Any) -> Vote:
 
 
 def _score(value: Any) -> int | None:
+    """-1, 0 or 1; ``None`` where none was recorded or what stands there is no number.
+
+    Raises:
+        ValueError: it is another number.
+    """
+    number: float | None = None
     with suppress(TypeError, ValueError):
-        return int(value) if value is not None and not isinstance(value, bool) and float(value) in (-1, 0, 1) else None
-    return None
+        number = None if isinstance(value, bool) else float(value)
+    if number is not None and number not in (-1, 0, 1):
+        raise ValueError(f"score is {value!r}, not -1, 0 or 1")
+    return None if number is None else int(number)
 
 
 def _milliseconds(timestamp: str) -> int:
