@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hintloop_contract.broker import Broker
+from hintloop_contract.broker import Broker, WeightsState
 from hintloop_contract.diagnosis.figures import Gaps, Seen, number
 from hintloop_contract.history import HistoryEntry, StepFigures, Told, Trained
 from hintloop_contract.messages import Drop, JudgedTurn, LinkedTurn, Sample, Stage, TurnRecord
@@ -20,6 +20,8 @@ MOST_STEPS, MOST_TURNS, MOST_DETAILS, MOST_RECORDS = 300, 200, 20, 16
 #: How far back the history is read: twice as far each time, until the entries are enough. ``PORTION``: read at once.
 SHORTEST_MS, LONGEST_MS = 600_000, 86_400_000
 ENOUGH_ENTRIES, PORTION = 300, 100
+#: How often weights and engines are read until no release came in between.
+MOST_READINGS = 4
 #: Of a next state no more is kept: it tells states apart, and what is longer than a notice is none.
 MOST_CHARACTERS = 10_000
 #: Funnel steps that an entry of the history counts.
@@ -154,13 +156,28 @@ async def _released(broker: Broker, current: int | None) -> list[tuple[int, str]
     return found[::-1]
 
 
+async def _serving(broker: Broker) -> tuple[WeightsState, dict[str, str]]:
+    """The weights' state, and what each engine serves under it: a release in between would show an engine as behind.
+
+    Where releases come faster than Redis answers, the newest of both after :data:`MOST_READINGS`.
+    """
+    weights, engines = await broker.weights(), await broker.get_status("engines")
+    for _ in range(MOST_READINGS - 1):
+        again = await broker.weights()
+        if again == weights:
+            break
+        weights, engines = again, await broker.get_status("engines")
+    return weights, engines
+
+
 async def look(broker: Broker, recent: Recent) -> Seen:
     """One look, with counts since the deployment began.
 
     Raises:
         DependencyError: Redis is away.
     """
-    counted, weights = await broker.funnel(), await broker.weights()
+    counted = await broker.funnel()
+    weights, engines = await _serving(broker)
     return Seen(
         funnel=counted.steps,
         drops={f"{stage}:{reason}": count for (stage, reason), count in counted.drops.items()},
@@ -168,7 +185,7 @@ async def look(broker: Broker, recent: Recent) -> Seen:
         streams={stream.name: await broker.counts(stream) for stream in STREAMS},
         trainer=await broker.get_status("trainer"),
         weights=weights,
-        engines=await broker.get_status("engines"),
+        engines=engines,
         steps=list(recent.steps),
         hashes=await _released(broker, weights.current),
         hints=list(recent.hints),
