@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
@@ -50,8 +51,10 @@ class Checked:
         return self.turns - self.lacks.total()
 
 
-def numbered_lines(path: Path, after: int = 0) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path, after: int = 0, digest: hashlib._Hash | None = None) -> Iterator[tuple[int, bytes]]:
     """Lines of ``path`` behind the first ``after`` with their numbers; empty ones are passed over.
+
+    ``digest`` is given every byte of the file, those of empty lines too.
 
     Raises:
         CommandError: it cannot be read.
@@ -61,8 +64,12 @@ def numbered_lines(path: Path, after: int = 0) -> Iterator[tuple[int, bytes]]:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                if digest is not None:
+                    digest.update(line)
                 if len(line) > MAX_LINE_BYTES:
                     raise CommandError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes; split the file")
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if number > after and line.strip():
                     yield number, line
     except OSError as error:
@@ -91,8 +98,7 @@ def checked(path: Path) -> Checked:
     found, digest = Checked(path), hashlib.sha256()
     first_line: dict[str, int] = {}
     sessions: set[str] = set()
-    for number, line in numbered_lines(path):
-        digest.update(line)
+    for number, line in numbered_lines(path, digest=digest):
         try:
             turn = decode_line(line)
         except RecordedTurnError as error:

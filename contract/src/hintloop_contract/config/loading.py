@@ -109,7 +109,7 @@ def load_config(
 
 def _file_layer(path: Path, environ: Mapping[str, str]) -> Layer:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error}") from error
     try:
