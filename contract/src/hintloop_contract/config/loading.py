@@ -211,15 +211,23 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
             lines.append(f"{_origin(path, origins)}: unknown key {path + inside!r}{near}")
             continue
         given = item.get("input")
-        secret = (
-            isinstance(given, SecretStr)
-            or "key" in path
-            or path in ("redis.url", "console.password", "console.metrics_token")
-        )
+        secret = isinstance(given, SecretStr) or _is_secret(path)
         shown = "" if secret or isinstance(given, dict) else f" = {given!r}"
         shown = re.sub(r"//[^/]*@", f"//{MASK}@", shown)
         lines.append(f"{_origin(path, origins)}: {path}{inside}{shown}: {message}")
     return lines
+
+
+def _is_secret(path: str) -> bool:
+    section, _, key = path.partition(".")
+    field = _SECTIONS[section].model_fields.get(key) if section in _SECTIONS else None
+    return field is not None and _holds_secret(field.annotation)
+
+
+def _holds_secret(kind: Any) -> bool:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return any(_holds_secret(field.annotation) for field in kind.model_fields.values())
+    return kind is SecretStr or any(_holds_secret(inner) for inner in get_args(kind))
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
