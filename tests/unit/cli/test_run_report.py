@@ -26,6 +26,7 @@ from hintloop.report.token_classes import (
     classifier,
 )
 from hintloop_trainer.metrics.jsonl import MetricsFile
+from tokenizers import Tokenizer, decoders, models
 from typer.testing import CliRunner
 
 from tests.scripted.student import save_student
@@ -287,3 +288,12 @@ def test_lines_that_are_no_step_are_left_out(run_dir: Path) -> None:
     junk = [b"1", b"null", b"[]", b'{"step": "7"}', b'{"loss": 1.0}', b'{"step": 1e400}', b"\xff", b"[" * 100_000]
     path.write_bytes(b"\n".join([*junk, path.read_bytes()]))
     assert [step["loss"] for step in read_run(run_dir, 100).steps] == [float(step) for step in range(1, 13)]
+
+
+def test_a_words_beginning_is_told_of_a_decoder_that_strips_the_blank(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE({"▁comet": 0, "ing": 1, "▁": 2}, []))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    classify = classifier(tmp_path)
+    assert tokenizer.decode([0]) == "comet"
+    assert [classify(token) for token in range(3)] == [WORD_START, WORD_PART, BREAK]

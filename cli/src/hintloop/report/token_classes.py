@@ -22,6 +22,10 @@ ENDS, BREAK, NUMBER, PUNCTUATION, WORD_START, WORD_PART, OTHER = (
 CLASSES = (WORD_START, WORD_PART, NUMBER, PUNCTUATION, BREAK, ENDS, OTHER)
 
 
+#: What pieces of a vocabulary write for the blank before a word: decoded alone, a token may lose it.
+BLANKS = ("▁", "Ġ")
+
+
 def class_of(text: str, *, control: bool) -> str:
     """The class of a token's text, as it is decoded on its own with the blank before it."""
     if control:
@@ -54,7 +58,10 @@ def classifier(tokenizer_dir: Path) -> Callable[[int], str]:
     control = {token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
 
     def found(token_id: int) -> str:
-        return class_of(tokenizer.decode([token_id], skip_special_tokens=False), control=token_id in control)
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        if (tokenizer.id_to_token(token_id) or "").startswith(BLANKS) and not text[:1].isspace():
+            text = f" {text}"
+        return class_of(text, control=token_id in control)
 
     return found
 
