@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,13 @@ def test_reading_goes_on_behind_a_line(tmp_path: Path) -> None:
     file.write_text(line("a") + "\n" + line("b") + line("c"), encoding="utf-8")
     assert [number for number, _ in numbered_lines(file)] == [1, 3, 4]
     assert [(number, turn.turn_id) for number, turn in recorded_turns(file, after=1)] == [(3, "b"), (4, "c")]
+
+
+def test_the_digest_is_the_files_own(tmp_path: Path) -> None:
+    file = tmp_path / "turns.jsonl"
+    content = ("\n" + line("a") + "  \n\n" + line("b") + "\n").encode()
+    file.write_bytes(content)
+    assert checked(file).sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_a_file_that_is_none_is_said_so(tmp_path: Path) -> None:
