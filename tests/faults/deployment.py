@@ -261,18 +261,19 @@ class Deployment:
         time.sleep(0.6)
         self.wait_for("quiet streams", lambda: not self._on_the_way(), timeout_s)
 
-    def recorded_prompts(self) -> list[list[int]]:
-        """Ids of every prompt whose turn is recorded, as it was served."""
-        return asyncio.run(self._prompts())
+    def recorded_prompts(self, most: int = 32) -> list[list[int]]:
+        """Ids of the newest prompts that the history holds, as they were served."""
+        return asyncio.run(self._prompts())[-most:]
 
     async def _prompts(self) -> list[list[int]]:
-        broker = RedisBroker(connect(self.redis_url), POLICY)
+        broker, after, prompts = RedisBroker(connect(self.redis_url), POLICY), "0-0", []
         try:
-            names = [key.decode().rpartition(":")[2] for key in self.redis.scan_iter(match="*:turn:*", count=1000)]
-            records = [await broker.get_turn(name) for name in names]
+            while entries := await broker.history(after, 100):
+                after = entries[-1].entry_id
+                prompts += [unpack(entry.record.prompt_ids).tolist() for entry in entries if entry.record is not None]
         finally:
             await broker.close()
-        return [unpack(record.prompt_ids).tolist() for record in records if record is not None]
+        return prompts
 
     def ids(self, text: str) -> list[int]:
         """Token ids of bare text."""

@@ -154,10 +154,14 @@ def kept_cache(stack: Deployment) -> Iterator[None]:
 
 @contextmanager
 def swallowed_flush(stack: Deployment) -> Iterator[None]:
-    """Something between trainer and engine answers for the flush, and never passes it on."""
-    stack.talk(4, LONG_WINDED)
-    with stack.policy_wire.changed(answering(FLUSH, {"success": True})):
-        stack.train(3)
+    """Something between trainer and engine answers for all that clears a cache, a pause too, and passes nothing on."""
+    changes = [
+        answering("/pause", {"status": "paused"}),
+        answering("/resume", {"status": "resumed"}),
+        answering(FLUSH, {"success": True}),
+    ]
+    with stack.policy_wire.changed(*changes):
+        stack.train(3, LONG_WINDED)
         yield
     engines.load(stack.policy_engine, _released(stack), version=str(stack.version()))
 
