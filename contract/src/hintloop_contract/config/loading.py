@@ -18,11 +18,13 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from hintloop_contract.config.schema import Config
-from hintloop_contract.config.variables import key_variables, read_variable
+from hintloop_contract.config.variables import FILE_SUFFIX, key_variables, read_variable
 from hintloop_contract.errors import ConfigError
 from hintloop_contract.logs import MASK
 
 ENV_PREFIX = "HINTLOOP_"
+#: What the engines' own launchers read, named as a key with one underscore would be.
+_OF_ENGINES = frozenset({"HINTLOOP_LORA_RANK"})
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
@@ -150,6 +152,15 @@ def _substituted(value: Any, where: str, environ: Mapping[str, str]) -> Any:
 
 def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     known = {f"{section}.{key}" for section, model in _SECTIONS.items() for key in model.model_fields}
+    meant = {f"{ENV_PREFIX}{path.replace('.', '_')}".upper(): path for path in known}
+    wrong = []
+    for name in sorted(environ.keys() - _OF_ENGINES):
+        stem = name if name in meant else name.removesuffix(FILE_SUFFIX)
+        if stem in meant:
+            right = f"{ENV_PREFIX}{meant[stem].replace('.', '__')}".upper() + name[len(stem) :]
+            wrong.append(f"environment: {name} is read by nothing; two underscores follow the section: {right}")
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     return key_variables(environ, ENV_PREFIX, known)
 
 
