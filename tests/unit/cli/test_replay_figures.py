@@ -71,6 +71,13 @@ def test_a_spread_tells_what_numpy_tells() -> None:
     assert Spread().as_dict() == {}
 
 
+def test_what_is_exact_to_a_hundredth_is_told_exactly() -> None:
+    for value in (0.0, -0.25, 1.5, 40.0, -40.0):
+        spread = Spread()
+        spread.add([value] * 3)
+        assert set(spread.as_dict()["percentiles"].values()) == {value}
+
+
 def test_a_side_counts_votes_scores_hints_and_drops(store: Store) -> None:
     fill(store, "a", [1, -1, 0, None], ["Be brief.", "Be brief.", None, None])
     store.dropped("a", [Drop(turn_id="t2", stage="judge", reason="neutral", detail="score 0")], "5-0")

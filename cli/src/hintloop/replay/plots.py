@@ -77,11 +77,12 @@ def _drops(axes: Axes, sides: Sequence[SideFigures]) -> None:
 
 
 def _advantages(axes: Axes, sides: Sequence[SideFigures]) -> None:
-    edges = -EDGE + BIN_WIDTH * JOINED * np.arange(NUM_BINS // JOINED + 1)
+    # Bins have their middles at multiples of their width; the last, one too many to be joined, goes to those before it.
+    edges = -EDGE - BIN_WIDTH / 2 + BIN_WIDTH * JOINED * np.arange(NUM_BINS // JOINED + 1)
     used = np.zeros(NUM_BINS // JOINED, bool)
     for index, side in enumerate(sides):
         if side.advantages.count:
-            counts = side.advantages.bins_B.reshape(-1, JOINED).sum(axis=1)
+            counts = np.add.reduceat(side.advantages.bins_B, np.arange(0, NUM_BINS - 1, JOINED))
             used |= counts > 0
             axes.stairs(
                 counts / side.advantages.count, edges, color=COLOURS[index], fill=True, alpha=0.5, label=side.name

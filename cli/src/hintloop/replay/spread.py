@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 #: Values beyond count at the edge; nats.
 EDGE = 40.0
 BIN_WIDTH = 0.01
-NUM_BINS = round(2 * EDGE / BIN_WIDTH)
+#: The middle of a bin is a multiple of its width, so that an exact 0 is told as one; the edges have one each.
+NUM_BINS = round(2 * EDGE / BIN_WIDTH) + 1
 FAR = 10.0
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -42,7 +43,7 @@ class Spread:
         self.positive += int((values_N > 0).sum())
         self.negative += int((values_N < 0).sum())
         self.far += int((np.abs(values_N) > FAR).sum())
-        places_N = np.clip(((values_N + EDGE) / BIN_WIDTH).astype(np.int64), 0, NUM_BINS - 1)
+        places_N = np.rint((np.clip(values_N, -EDGE, EDGE) + EDGE) / BIN_WIDTH).astype(np.int64)
         np.add.at(self.bins_B, places_N, 1)
 
     @property
@@ -60,7 +61,7 @@ class Spread:
         if not self.count:
             return math.nan
         place = int(np.searchsorted(np.cumsum(self.bins_B), percent / 100 * self.count, side="left"))
-        return -EDGE + (min(place, NUM_BINS - 1) + 0.5) * BIN_WIDTH
+        return (min(place, NUM_BINS - 1) - NUM_BINS // 2) * BIN_WIDTH
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; empty without values."""
