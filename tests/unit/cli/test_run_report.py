@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sqlite3
 from contextlib import closing
 from importlib.resources import files
@@ -141,7 +142,7 @@ def test_two_runs_are_compared(run_dir: Path, tmp_path: Path) -> None:
     (label,) = [name for name in rows if "Kolmogorov" in name]
     # The answers' means are +0.5 and +0.5 in the first run, -1 in the second.
     assert rows[label][2] == "1.000"
-    assert {plot.title for plot in figures.plots(runs, lambda _: OTHER)} == {
+    assert {plot.title for plot in figures.plots(runs, [lambda _: OTHER] * 2)} == {
         "Loss and its parts",
         "Score by the judge",
         "Advantages by token, first 12 step(s) and first 5 step(s)",
@@ -165,6 +166,19 @@ def test_tokens_of_one_answer_are_no_evidence_of_their_own(run_dir: Path) -> Non
     (p,) = [float(row[2]) for name, row in rows.items() if name.startswith("its p")]
     # Of two answers against two others, one order in three parts them so.
     assert p == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_each_runs_tokens_are_told_by_its_own_tokenizer(run_dir: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run_dir, tmp_path / "second")
+    for directory, piece in ((run_dir, "12"), (other, "ing")):
+        current = directory / "weights" / "current"
+        current.mkdir(parents=True)
+        tokens = {piece + "\u0301" * place: ord("A") + place for place in range(4)}
+        Tokenizer(models.BPE(tokens, [])).save(str(current / "tokenizer.json"))
+    result = CliRunner().invoke(app, ["report", str(run_dir), "--against", str(other), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.exception
+    mine, theirs = (tmp_path / "out" / "report.md").read_text().split("\n# second\n")
+    assert "| number | 6 |" in mine and "| rest of a word | 6 |" in theirs
 
 
 def test_hints_are_counted_and_measured(run_dir: Path) -> None:
@@ -202,7 +216,7 @@ def test_the_demos_run_shows_the_improvement_and_every_drop(run_dir: Path) -> No
     assert summary.drops(run).rows == [("no_next_state", "90", "45.0%"), ("neutral", "3", "1.5%")]
     assert summary.funnel(run).rows[0] == ("captured", "200")
     assert summary.preference(run).rows[1] == ("satisfied and on topic, n = 64", "5% [2%, 13%]", "80% [68%, 88%]")
-    drawn = {plot.title: plot.svg for plot in figures.plots([run], lambda _: OTHER)}
+    drawn = {plot.title: plot.svg for plot in figures.plots([run], [lambda _: OTHER])}
     assert "on topic, too" in drawn["Answers as the user wants them"]
     result = CliRunner().invoke(app, ["report", str(run_dir)])
     assert result.exit_code == 0, result.exception

@@ -127,9 +127,10 @@ def _report(
             found += [*trained_tables(run, classify[side.name]), settings(run)]
         sections.append(Section(side.label, found))
     drawn: list[Plot] = replay_plots(summary.sides, summary.agreement)
-    made = [run for run in runs.values() if run is not None]
+    named = {name: run for name, run in runs.items() if run is not None}
+    made = list(named.values())
     if made:
-        drawn += plots(made, classify[summary.sides[0].name])
+        drawn += plots(made, [classify[name] for name in named])
     compared = [agreement_table(summary.agreement)] if summary.agreement is not None else []
     if len(made) == 2:
         compared.append(comparison(*made))

@@ -63,8 +63,8 @@ FROM_ZERO = ("Share of tokens beyond 10 nats", "Trainer − engine", "Answer len
 STYLES = ("-", "--", ":", "-.")
 
 
-def plots(runs: Sequence[Run], classify: Callable[[int], str]) -> list[Plot]:
-    """Everything that the runs have figures for."""
+def plots(runs: Sequence[Run], classify: Sequence[Callable[[int], str]]) -> list[Plot]:
+    """Everything that the runs have figures for; ``classify``: of each run's own tokenizer."""
     found = []
     if any(run.preference is not None for run in runs):
         found.append(plot("Answers as the user wants them", partial(_preference, runs=runs)))
@@ -74,7 +74,7 @@ def plots(runs: Sequence[Run], classify: Callable[[int], str]) -> list[Plot]:
     if any(len(run.tokens.advantages) for run in runs):
         of = " and ".join(dict.fromkeys(run.first_steps for run in runs))
         found.append(plot(f"Advantages by token, {of}", partial(_histogram, runs=runs)))
-        classes = [(run, class_groups(run, classify)) for run in runs]
+        classes = [(run, class_groups(run, own)) for run, own in zip(runs, classify, strict=True)]
         found.append(plot("Advantages by kind of token", partial(_groups, groups=classes)))
         places = [(run, position_groups(run)) for run in runs]
         found.append(plot("Advantages by place in the answer", partial(_groups, groups=places)))

@@ -42,15 +42,15 @@ class Report:
     markdown: str
 
 
-def make(runs: Sequence[Run], classify: Callable[[int], str]) -> Report:
-    """The report of one run, or of two against one another."""
+def make(runs: Sequence[Run], classify: Sequence[Callable[[int], str]]) -> Report:
+    """The report of one run, or of two against one another; ``classify``: of each run's own tokenizer."""
     compared = [comparison(*runs)] if len(runs) == 2 else []
     return make_page(
         " against ".join(run.name for run in runs),
         "; ".join(_lead(run) for run in runs),
         compared,
         plots(runs, classify),
-        [Section(run.name, tables(run, classify)) for run in runs],
+        [Section(run.name, tables(run, own)) for run, own in zip(runs, classify, strict=True)],
     )
 
 

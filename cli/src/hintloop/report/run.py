@@ -23,7 +23,7 @@ def run_report(directory: Path, against: Path | None, out: Path | None, tokenize
     runs = [read_run(directory, first), *([read_run(against, first)] if against is not None else [])]
     from hintloop.report.pages import make
 
-    made = make(runs, classifier(tokenizer or tokenizer_of(directory)))
+    made = make(runs, [classifier(tokenizer or tokenizer_of(run.directory)) for run in runs])
     target = out or directory / "report"
     try:
         target.mkdir(parents=True, exist_ok=True)
