@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests that a marker expression chooses, in three lanes side by side: those on engines they share, those with
-# other processes or a whole stack of their own, and the unit tests. Each waits more than it computes.
+# Runs the tests that a marker expression chooses, in three lanes side by side: those on real engines, which take
+# longest, those with other processes, and the unit tests. Each waits more than it computes.
 # Usage: scripts/test.sh MARKERS [ARGUMENT...]   With arguments one pytest runs, as they say.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,10 +30,9 @@ start_lane() {
 }
 
 start_lane unit "$markers" tests/unit
-# The stacks come last: by then the unit tests have ended and left their memory.
-start_lane processes "($markers) and (not engine or whole_stack)" tests/integration tests/e2e
+start_lane processes "($markers) and not engine" --ignore=tests/unit
 code=0
-"${pytest[@]}" -m "($markers) and engine and not whole_stack" tests/integration tests/e2e || code=$?
+"${pytest[@]}" -m "($markers) and engine" --ignore=tests/unit || code=$?
 # Where nothing is chosen for a lane, pytest ends with 5.
 ((code != 5)) || code=0
 summary="engines ended with $code after $((SECONDS - started)) s"

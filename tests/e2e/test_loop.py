@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.whole_stack, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 EVAL_PROMPTS = [("What is rain?", "rain"), ("Briefly tell me about snow.", "snow"), ("What is a lake?", "a lake")]
 

@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[3]
 FAKE = """#!/bin/sh
 echo "ran $*"
 case "$*" in
-  *"(not engine or"*) sleep 0.1; exit "$PROCESSES" ;;
+  *"and not engine"*) sleep 0.1; exit "$PROCESSES" ;;
   *"and engine"*) exit "$ENGINES" ;;
   *) sleep 0.2; exit "$UNIT" ;;
 esac
 """
-ENGINES = "ran -m pytest -m (not slow) and engine and not whole_stack tests/integration tests/e2e"
+ENGINES = "ran -m pytest -m (not slow) and engine --ignore=tests/unit"
 UNIT = "ran -m pytest -m not slow tests/unit"
-PROCESSES = "ran -m pytest -m (not slow) and (not engine or whole_stack) tests/integration tests/e2e"
+PROCESSES = "ran -m pytest -m (not slow) and not engine --ignore=tests/unit"
 NOTHING_CHOSEN = 5
 
 
