@@ -1,6 +1,7 @@
 """A database that is none, or one no more, is set aside; a new one is filled from the stream, and the page goes on."""
 
 import asyncio
+import contextlib
 import sqlite3
 
 import pytest
@@ -47,6 +48,21 @@ def written(path, steps):
     store.close()
 
 
+@contextlib.asynccontextmanager
+async def reading(broker, store):
+    """The history's reader at work; at the end it, the store and the broker are closed."""
+    teller, stop = Teller(store, keep_turns=10, keep_bytes=10**9), asyncio.Event()
+    reader = Reader(broker, teller)
+    running = asyncio.create_task(reader.run(stop))
+    try:
+        yield reader, teller
+    finally:
+        stop.set()
+        await asyncio.wait_for(running, 30)
+        store.close()
+        await broker.close()
+
+
 def test_a_file_that_is_no_database_is_set_aside_and_said(tmp_path):
     path = tmp_path / "db"
     path.write_text("no database at all, but text" * 100)
@@ -79,11 +95,8 @@ def test_a_damaged_file_is_set_aside_when_it_is_opened_or_when_it_is_read(tmp_pa
 async def test_damage_in_use_is_mended_and_what_redis_holds_is_read_again(tmp_path):
     broker, path = MemoryBroker("default", history=BOUNDS), tmp_path / "db"
     store = Store(path)
-    teller = Teller(store, keep_turns=10, keep_bytes=10**9)
     await broker.remember([StepFigures(step=step, figures={"loss": 0.5}) for step in range(1, 4)])
-    reader, stop = Reader(broker, teller), asyncio.Event()
-    running = asyncio.create_task(reader.run(stop))
-    try:
+    async with reading(broker, store) as (_, teller):
         await until(lambda: stepped(store) == [1, 2, 3])
         change = teller.change()
         store.damaged = True  # as after a read that found it so
@@ -93,17 +106,11 @@ async def test_damage_in_use_is_mended_and_what_redis_holds_is_read_again(tmp_pa
         assert teller.change() > change, "a page that listens hears of what comes"
         await broker.remember([StepFigures(step=4, figures={})])
         await until(lambda: stepped(store) == [1, 2, 3, 4])
-    finally:
-        stop.set()
-        await asyncio.wait_for(running, 30)
-        store.close()
-        await broker.close()
 
 
 async def test_where_no_new_one_can_be_made_it_waits_and_goes_on_later(tmp_path, monkeypatch):
     broker = MemoryBroker("default", history=BOUNDS)
     store = Store(tmp_path / "db")
-    reader, stop = Reader(broker, Teller(store, keep_turns=10, keep_bytes=10**9)), asyncio.Event()
     open_it, full = store._opened, []
 
     def opened():
@@ -114,17 +121,11 @@ async def test_where_no_new_one_can_be_made_it_waits_and_goes_on_later(tmp_path,
 
     monkeypatch.setattr(store, "_opened", opened)
     store.damaged = True
-    running = asyncio.create_task(reader.run(stop))
-    try:
+    async with reading(broker, store) as (reader, _):
         await until(lambda: full and reader.away and "No space left" in reader.away)
         await broker.remember([StepFigures(step=1, figures={})])
         await until(lambda: not store.damaged and stepped(store) == [1])
         assert reader.away is None
-    finally:
-        stop.set()
-        await asyncio.wait_for(running, 30)
-        store.close()
-        await broker.close()
 
 
 async def test_a_request_meanwhile_is_answered_with_the_reason(make_site, monkeypatch):

@@ -82,7 +82,7 @@ class AlarmWatch:
             DependencyError: Redis is away.
         """
         now_ms = await self._broker.time_ms()
-        recent = await self._read(now_ms)
+        recent = await self._read()
         seen = self._windowed(await look(self._broker, recent), now_ms)
         active, ended = self._hysteresis.look(self._recognised(seen), now_ms)
         _tell(self.state.active, active, ended)
@@ -96,7 +96,7 @@ class AlarmWatch:
         """What all recognisers say that can; one that cannot is one cause less, not the end of all."""
         return recognise(seen, self._expected, on_failure=self.failures.note)
 
-    async def _read(self, now_ms: int) -> Recent:
+    async def _read(self) -> Recent:
         """What the history says, read on from where the last look ended."""
         if self._recent is None:
             self._hysteresis.restore((await self._broker.alarms()).active)
