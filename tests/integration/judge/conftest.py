@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,20 +109,29 @@ async def _drip(request: web.Request) -> web.StreamResponse:
     return response
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[StandInEngine]:
-    """The engine, serving."""
+@asynccontextmanager
+async def serving() -> AsyncIterator[StandInEngine]:
+    """An engine on a free port."""
     stand_in = StandInEngine()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", stand_in.complete)
     app.router.add_get("/v1/models", stand_in.models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    stand_in.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield stand_in
-    await runner.cleanup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        stand_in.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield stand_in
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[StandInEngine]:
+    """The engine, serving."""
+    async with serving() as stand_in:
+        yield stand_in
 
 
 @pytest.fixture
