@@ -177,7 +177,7 @@ class RunningProxy:
     async def captures(self, count: int = 1) -> list[Capture]:
         """The next ``count`` captures; fails when they do not come."""
         found: list[Entry[Any]] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(found) < count:
                 found += await self.broker.read(CAPTURES, "test", 100, None)
                 await asyncio.sleep(0.01)
@@ -216,14 +216,16 @@ async def start_proxy(config: Config, broker: Any, probed: bool = True) -> Async
         server = make_server(deps)
         server.config.port = 0
         serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.005)
-        async with asyncio.timeout(10):
-            while probed and not all(known["behaviour_space"] or known["problem"] for known in deps.watch.describe()):
-                await asyncio.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
         try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=40)) as session:
+            async with asyncio.timeout(60):
+                while not server.started and not serving.done():
+                    await asyncio.sleep(0.005)
+                while probed and not all(
+                    known["behaviour_space"] or known["problem"] for known in deps.watch.describe()
+                ):
+                    await asyncio.sleep(0.005)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session:
                 yield RunningProxy(f"http://127.0.0.1:{port}", deps, broker, session)
         finally:
             server.should_exit = True

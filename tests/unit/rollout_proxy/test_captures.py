@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -380,8 +379,12 @@ async def test_engine_that_restarts_is_waited_for(fake_engine: Any, proxy: Any) 
 async def test_client_that_leaves_while_an_engine_is_waited_for(fake_engine: Any, proxy: Any) -> None:
     engines = {"policy": {"engines": ["http://127.0.0.1:9"]}, "proxy": {"engine_wait_s": 60.0}}
     async with proxy(probed=False, **engines) as running:
-        timeout = aiohttp.ClientTimeout(total=0.5)
-        with pytest.raises(TimeoutError):
-            await running.session.post(running.url + "/v1/chat/completions", json=QUESTION, timeout=timeout)
+        asking = asyncio.create_task(running.ask(QUESTION))
+        async with asyncio.timeout(60):
+            while not len(running.deps.flight):
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
         (capture,) = await running.captures()
     assert capture.problem == "aborted"

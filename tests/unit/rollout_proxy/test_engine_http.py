@@ -73,8 +73,8 @@ async def ask(client: EngineClient, body: bytes = b"{}", **options: Any) -> tupl
         client.release(reply)
 
 
-def client_of(server: Server, keepalive_s: float = 3.0) -> EngineClient:
-    return EngineClient(server.url, keepalive_s, 5.0)
+def client_of(server: Server, keepalive_s: float = 600.0) -> EngineClient:
+    return EngineClient(server.url, keepalive_s, 60.0)
 
 
 WHOLE = OK + b"content-length: 5\r\nX-Two: 1\r\nX-Two: 2\r\n\r\nhello"
@@ -185,7 +185,7 @@ async def test_an_answer_that_is_not_read_to_its_end_ends_the_connection() -> No
         reply = await client.post("/", [], b"", fresh=False)
         assert await reply.block() == b"hello"
         client.release(reply)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await server.gone.wait()
         assert await_idle(client) == 0
 
@@ -193,13 +193,13 @@ async def test_an_answer_that_is_not_read_to_its_end_ends_the_connection() -> No
 async def test_a_cancelled_wait_ends_the_connection() -> None:
     async with serving(b"") as server:
         asking = asyncio.create_task(ask(client_of(server)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not server.requests:
                 await asyncio.sleep(0.01)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await server.gone.wait()
 
 
@@ -209,6 +209,9 @@ async def test_a_slow_reader_makes_the_engine_wait(monkeypatch: pytest.MonkeyPat
     async with serving(OK + b"content-length: %d\r\n\r\n" % size + b"x" * size) as server:
         client = client_of(server)
         reply = await client.post("/", [], b"", fresh=False)
+        async with asyncio.timeout(60):
+            while not reply._paused:
+                await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         assert reply._size < 2_000_000
         seen = 0

@@ -136,7 +136,7 @@ async def test_feedback_is_the_next_state_of_its_callers_own_turn(fake_engine: A
             _, foreign = await give(running, {"response_id": response_id, "score": 1, "text": "Fine."}, **beta)
             _, own = await give(running, {"response_id": response_id, "score": -1, "text": "Too long."}, **acme)
             turns: list[Any] = []
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not turns:
                     turns = await running.broker.read(TURNS, "test", 10, 50)
             record = await running.broker.get_turn(turns[0].turn_id)

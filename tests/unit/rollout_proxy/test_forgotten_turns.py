@@ -100,7 +100,7 @@ async def run_until_read(broker: MemoryBroker, config: Any) -> None:
     """A linker that works until it has taken everything, then goes away without a word."""
     task, stop = LinkerTask(broker, config, ProxyMetrics()), asyncio.Event()
     running = asyncio.create_task(task.run(stop))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await broker.counts(CAPTURES)).pending < (await broker.counts(CAPTURES)).length:
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.3)

@@ -71,7 +71,7 @@ async def test_the_proxy_is_at_its_port(
     broker, port = MemoryBroker(), free_port()
     monkeypatch.setattr(wiring, "open_broker", lambda config: broker)
     config = make_config(fake_engine, tmp_path, redis={"check_durability": False}, proxy={"port": port})
-    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(60), aiohttp.ClientSession() as session:
         serving = asyncio.create_task(wiring.serve(config, with_linker=False))
         while not serving.done():
             try:
@@ -106,7 +106,7 @@ async def test_the_spool_takes_no_more_than_its_bytes(
             spooled = registry.get_sample_value("hintloop_proxy_spooled_total")
             return ["lost"] * bool(lost) + ["spooled"] * bool(spooled)
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not fates():
                 await asyncio.sleep(0.02)
         assert fates() == [fate]

@@ -139,7 +139,7 @@ async def test_nothing_of_a_request_is_logged(
             await running.ask(ASK, **mine)
         await asyncio.sleep(0.1)
         broker.away = False
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await broker.read(CAPTURES, "test", 100, 50):
                 pass
         metrics = await (await running.session.get(running.url + "/metrics")).text()

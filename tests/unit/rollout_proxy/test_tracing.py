@@ -34,7 +34,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 
 async def entry_of(running: Any) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (found := await running.broker.read(CAPTURES, "test", 1, None)):
             await asyncio.sleep(0.01)
     return found[0]

@@ -33,7 +33,7 @@ async def test_a_task_that_dies_ends_the_process(
     broker = MemoryBroker()
     monkeypatch.setattr(wiring, "open_broker", lambda config: broker)
     config = make_config(fake_engine, tmp_path, redis={"check_durability": False}, proxy={"port": free_port()})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(BackgroundError, match="failed: RuntimeError at test_wiring.py"):
             await wiring.serve(config, with_linker=True)
 
