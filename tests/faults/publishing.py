@@ -17,9 +17,9 @@ from .wire import Asked, Change, Wire, answering, refusing, rewriting
 RELOAD = "/collective_rpc"
 FLUSH = "/reset_prefix_cache"
 #: An agent whose later prompts are longer than a block of an engine's cache (128 tokens on CPU): shorter ones are in
-#: none.
+#: none. From the third on they are, and the last is in no history, for nothing follows it.
 LONG_WINDED = Day(
-    turns=3,
+    turns=5,
     replies=(
         "That is too long. Keep it short please. I read these answers on a small screen while I stand in a crowded "
         "train, and I have to scroll up and down all the time to find the one thing that I asked for at the beginning.",

@@ -16,6 +16,8 @@ from .wire import Asked, Change
 
 #: Steps of a run that moves nothing.
 STEPS = 2
+#: Turns that are turned away before a trainer counts as slow, and most rounds of talk until then.
+MANY_TURNED_AWAY, MOST_ROUNDS = 24, 16
 
 ZERO_MASK = """import torch
 
@@ -58,22 +60,31 @@ def masked_loss(stack: Deployment) -> Iterator[None]:
 
 @contextmanager
 def slow_training(stack: Deployment) -> Iterator[None]:
-    """One step of staleness is allowed, and every release takes longer than agents take to fill that."""
+    """One step of staleness is allowed, and every release takes longer than agents take to fill that.
+
+    Answers given during a release may be of two versions here: else that, not their age, would be why they are lost.
+    """
     released = asyncio.Event()
 
     async def before(asked: Asked) -> None:
         if asked.path == "/pause":
             await released.wait()
 
-    given = stack.overlay("staleness-1", {"training": {"max_staleness_steps": 1}})
+    given = stack.overlay("staleness-1", {"training": {"max_staleness_steps": 1, "allow_mixed_version": True}})
     with stack.traffic.put_aside(fresh=True), stack.with_given(given, "rollout-proxy", "prm"):
         with stack.policy_wire.changed(Change(before=before)):
-            for _ in range(4):
+            for _ in range(MOST_ROUNDS):
                 stack.talk(3, Day(turns=4))
-            stack.wait_for("turned away", lambda: stack.dropped().get("link:backpressure", 0) > 0)
+                if _turned_away(stack) >= MANY_TURNED_AWAY:
+                    break
+            stack.wait_for("turned away", lambda: _turned_away(stack) >= MANY_TURNED_AWAY)
             yield
             stack.background.run(_set(released))
         stack.wait_for("the release", stack.settled, 120.0)
+
+
+def _turned_away(stack: Deployment) -> int:
+    return stack.dropped().get("link:backpressure", 0)
 
 
 async def _set(event: asyncio.Event) -> None:

@@ -122,6 +122,20 @@ CASES: list[tuple[Cause, dict[str, Any], Expected]] = [
     (Cause.SESSION_TIMEOUT_SHORT, {"gaps": Gaps(num=30, num_near=6, longest_s=299.0)}, OPD),
     (Cause.SAMPLES_STALE, {"funnel": LOST, "drops": {"judge:stale": 10, "train:stale": 15}}, OPD),
     (Cause.SAMPLES_STALE, {"funnel": LOST, "drops": {"link:backpressure": 40}}, OPD),
+    (
+        Cause.SAMPLES_STALE,
+        {
+            "funnel": {"captured": 52, "linked": 14, "scored": 14},
+            "drops": {"link:backpressure": 14, "link:mixed_version": 24},
+        },
+        OPD,
+    ),
+    # Answers across a release are of two versions, not too old: another setting lets them in.
+    (
+        Cause.TURNS_DROPPED,
+        {"funnel": {"captured": 39, "linked": 8}, "drops": {"link:backpressure": 1, "link:mixed_version": 27}},
+        OPD,
+    ),
     (Cause.TURNS_NOT_CONTINUED, {"funnel": {"captured": 40}, "drops": {"link:no_next_state": 40}}, OPD),
     (
         Cause.TURNS_NOT_CONTINUED,
