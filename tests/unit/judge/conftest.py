@@ -21,13 +21,17 @@ def completion(*texts: str | None, finish_reason: str = "stop") -> dict[str, Any
 
 @dataclass
 class FakeEndpoint:
-    """``answer`` gets a request's body and gives status and body; every request is kept."""
+    """``answer`` gets a request's body and gives status and body; every request is kept.
+
+    ``together``: nothing is answered before so many have waited at once.
+    """
 
     url: str = ""
     answer: Answer = field(default=lambda body: (200, completion("\\boxed{0}")))
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     slow_s: float = 0.0
+    together: int = 0
     retry_after: str = ""
     num_running: int = 0
     most_running: int = 0
@@ -39,6 +43,8 @@ class FakeEndpoint:
         self.headers.append(dict(request.headers))
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
+        while self.most_running < self.together:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(self.slow_s)
         self.num_running -= 1
         status, answer = self.answer(body)

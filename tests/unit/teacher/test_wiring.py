@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,14 +72,18 @@ async def test_the_teacher_may_have_an_address_of_its_own(tmp_path: Path) -> Non
 
 async def test_the_deadline_bounds_a_request(tmp_path: Path) -> None:
     async with served(WireEngine("vllm", flaws={"hangs"})) as engine:
-        deps = await deps_of(tmp_path, prm_url=engine.url, timeout_s=20, deadline_s=0.2)
-        with pytest.raises(DependencyError, match=r"within 0\.2 s \(prm\.deadline_s\)"):
+        deps = await deps_of(tmp_path, prm_url=engine.url, timeout_s=60, deadline_s=1.5)
+        with pytest.raises(DependencyError, match=r"within 1\.5 s \(prm\.deadline_s\)"):
             await deps.engine.prepare()
         assert len(engine.paths) == 1
         await deps.engine.close()
 
 
-async def test_an_engine_is_left_alone_after_the_configured_failures(tmp_path: Path) -> None:
+async def test_an_engine_is_left_alone_after_the_configured_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000_000.0]
+    monkeypatch.setattr("purgatory.domain.model.time", SimpleNamespace(time=lambda: now[0]))
     async with served(WireEngine("vllm")) as engine:
         engine.status = 500
         deps = await deps_of(tmp_path, prm_url=engine.url, circuit_failures=2, circuit_open_s=0.5)
@@ -87,7 +92,7 @@ async def test_an_engine_is_left_alone_after_the_configured_failures(tmp_path: P
                 await deps.engine.prepare()
         assert len(engine.paths) == 2
         engine.status = 200
-        await asyncio.sleep(0.55)
+        now[0] += 0.55
         assert (await deps.engine.prepare()).dialect == "vllm"
         await deps.engine.close()
 
