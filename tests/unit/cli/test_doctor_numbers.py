@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,17 @@ async def looked_at(
             return await check(look)
 
 
-def captured(prompt: list[int], api: str = "chat_completions") -> Recent:
+def captured(prompt: list[int], api: str = "chat_completions", response: Sequence[int] = (1,)) -> Recent:
     recent = Recent()
     for number in range(3):
         turn = LinkedTurn(
             turn_id=f"t{number}", session_id="s", turn_index=0, api=api, engine="vllm", engine_url="http://elsewhere",
             behaviour_space="processed", sampling=Sampling(), version_oldest=1, version_newest=1,
-            num_prompt_tokens=len(prompt), num_response_tokens=1, captured_ms=0, linked_ms=0,
+            num_prompt_tokens=len(prompt), num_response_tokens=len(response), captured_ms=0, linked_ms=0,
         )  # fmt: skip
         record = TurnRecord(
             turn_id=turn.turn_id, messages=MESSAGES.encode(), answer=b"{}", prompt_ids=pack(prompt, "int32"),
-            response_ids=pack([1], "int32"), logprobs=pack([-1.0], "float32"),
+            response_ids=pack(list(response), "int32"), logprobs=pack([-1.0] * len(response), "float32"),
         )  # fmt: skip
         recent.records[turn.turn_id] = turn, record
     return recent
@@ -92,6 +92,13 @@ CASES: list[tuple[Checks, dict[str, Any], dict[str, Any], Recent | None, Cause |
     (rendering.check, {}, {}, captured([7, *PROMPT], api="completions"), None),
     (serving.caches, {}, {}, captured(PROMPT), None),
     (serving.caches, {"flaws": {"stale cache"}, "remembers": [PROMPT]}, {}, captured(PROMPT), Cause.CACHE_STALE),
+    (
+        serving.caches,
+        {"flaws": {"stale cache"}, "remembers": [[*PROMPT, 5, 6]]},
+        {},
+        captured(PROMPT, response=[5, 6, 7]),
+        Cause.CACHE_STALE,
+    ),
     (serving.caches, {"flaws": {"stale cache"}, "remembers": [[1]]}, {}, captured(PROMPT), None),
     (serving.caches, {}, {}, None, None),
 ]

@@ -31,8 +31,8 @@ NEARER = 4.0
 ROUNDING = 2e-5
 #: Looks at the engines until no release came in between.
 TRIES = 3
-#: Captured prompts whose next token is asked for.
-NUM_PROMPTS = 4
+#: Captured turns whose next token is asked for.
+NUM_TURNS = 4
 BASE = "the first weights"
 
 
@@ -133,37 +133,46 @@ def _distance(given: np.ndarray[Any, Any], known: Sequence[float]) -> float:
 
 
 async def caches(look: Look) -> list[Finding]:
-    """Whether engines answer captured prompts, of which they may remember something, as they score them anew."""
+    """Whether engines continue captured turns, of which they may remember something, as they score them anew."""
     if look.teacher is None or look.recent is None or not look.recent.records:
         return [skipped("cache", "no turn was captured of late" if look.teacher else "the engines cannot be asked")]
-    prompts = _prompts(look)
-    return [await _cached(look, url.rstrip("/"), prompts) for url in look.config.engine_urls]
+    turns = _turns(look)
+    return [await _cached(look, url.rstrip("/"), turns) for url in look.config.engine_urls]
 
 
-def _prompts(look: Look) -> list[list[int]]:
-    """The longest captured prompts, each once: short ones fill no block of a cache."""
+def _turns(look: Look) -> list[list[int]]:
+    """The longest captured turns, each once, up to the answer's last token: short ones fill no block of a cache.
+
+    An agent's next request begins so, and a cache holds whole blocks of both prompts and answers.
+    """
     assert look.recent is not None
-    found = {tuple(unpack(record.prompt_ids).tolist()) for _, record in look.recent.records.values()}
+    found = {
+        (*unpack(record.prompt_ids).tolist(), *unpack(record.response_ids).tolist()[:-1])
+        for _, record in look.recent.records.values()
+    }
     longest = look.config.model.max_seq_len
     fitting = sorted((ids for ids in found if 1 < len(ids) < longest), key=len, reverse=True)
-    return [list(ids) for ids in fitting[:NUM_PROMPTS]]
+    return [list(ids) for ids in fitting[:NUM_TURNS]]
 
 
-async def _cached(look: Look, url: str, prompts: Sequence[list[int]]) -> Finding:
+async def _cached(look: Look, url: str, turns: Sequence[list[int]]) -> Finding:
     name = "cache"
     engine, differences = PolicyEngine(look, url), []
     try:
-        for ids in prompts:
+        for ids in turns:
             token, said = (await engine.next_token(ids, 1.0)).best
             # Scores of a prompt are computed anew: engines do not take them from the cache.
             differences.append(abs(said - float((await engine.score([*ids, token]))[-1])))
     except (HintloopError, KeyError, IndexError, TypeError, ValueError) as error:
         return skipped(name, f"{url} was not asked: {type(error).__name__}: {error!s:.160}")
     if not differences:
-        return skipped(name, "no captured prompt is long enough")
+        return skipped(name, "no captured turn has a length that can be asked")
     mean, largest = float(np.mean(differences)), float(np.max(differences))
     allowed_mean, allowed_largest = tolerances(look.config.model.dtype)
-    seen = f"{url}: {len(differences)} captured prompts, answered and scored: mean difference {mean:.2g}, largest "
+    lengths = f"{len(turns[-1])} to {len(turns[0])} tokens"
+    seen = (
+        f"{url}: {len(turns)} captured turns of {lengths}, continued and scored: mean difference {mean:.2g}, largest "
+    )
     seen += f"{largest:.2g} nats (allowed {allowed_mean:.2g} and {allowed_largest:.2g})"
     if mean > allowed_mean or largest > allowed_largest:
         return fail(name, seen, Cause.CACHE_STALE)
