@@ -13,7 +13,7 @@ from aiohttp import web
 
 from .fake_engines import FakeEngine
 
-TIMEOUT = timedelta(seconds=10)
+TIMEOUT = timedelta(seconds=60)
 
 
 def join(address: str, port: int, world_size: int, name: str) -> Any:

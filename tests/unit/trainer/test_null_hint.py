@@ -117,6 +117,6 @@ async def test_the_watch_says_when_the_prm_goes_and_comes(monkeypatch: pytest.Mo
 
 
 async def eventually(holds: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.02)

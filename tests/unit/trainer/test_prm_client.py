@@ -124,10 +124,9 @@ async def test_a_stopped_service_is_waited_for_and_found_again(prm: FakePrm) -> 
     there, detail = await client.health()
     assert (there, "UNAVAILABLE" in detail) == (False, True)
     await prm.start()
-    for _ in range(100):
-        if (await client.health())[0]:
-            break
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not (await client.health())[0]:
+            await asyncio.sleep(0.05)
     assert isinstance((await client.score([question(1, [1])]))[0], Answer)
     await client.close()
 

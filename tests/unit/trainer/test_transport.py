@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ from .fake_group import FakeGroupEngine, join
 CONTROLS: dict[str, Any] = {"vllm": VllmControl, "sglang": SglangControl}
 RECEIVE = ("/update_weights", "/update_weights_from_distributed")
 MEET = ("/init_weight_transfer_engine", "/init_weights_update_group")
-TIMEOUT_S = 2.5
+#: For what is to succeed on a machine however busy, and for what is to be given up.
+PATIENT_S, HASTY_S = 60.0, 2.5
 
 
 class Site:
@@ -42,8 +42,9 @@ class Site:
     def __init__(self, dialect: str, folder: Path, session: aiohttp.ClientSession, url: str) -> None:
         self.folder = folder
         self.broker = MemoryBroker()
-        self.control = CONTROLS[dialect](EngineHttp(session, url, "", TIMEOUT_S))
-        self.transport = GroupTransport(torch.device("cpu"), TIMEOUT_S, portion_bytes=40)
+        self.http = EngineHttp(session, url, "", PATIENT_S)
+        self.control = CONTROLS[dialect](self.http)
+        self.transport = GroupTransport(torch.device("cpu"), PATIENT_S, portion_bytes=40)
         self.publisher = Publisher(
             self.broker,
             [self.control],
@@ -52,6 +53,10 @@ class Site:
             keep_versions=2,
             transport=self.transport,
         )
+
+    def wait_at_most(self, timeout_s: float) -> None:
+        self.transport._timeout_s = timeout_s
+        self.http._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     def release(self, version: int) -> Release:
         directory = self.folder / str(version)
@@ -124,13 +129,13 @@ async def test_an_engine_that_hangs_is_given_the_disk_in_time(
     site: Site, engine: FakeGroupEngine, steps: tuple[str, ...]
 ) -> None:
     engine.hang.update(steps)
-    started = time.monotonic()
+    site.wait_at_most(HASTY_S)
     assert await site.publish(1) == ["disk"]
-    assert time.monotonic() - started < 15 * TIMEOUT_S
     assert engine.version == "1" and engine.directory == str(site.folder / "1")
     (failure,) = site.failures()
     assert failure.startswith(f"{site.control.url}: ")
-    assert re.search(rf"(not done|no answer) within {TIMEOUT_S} s", failure)
+    assert re.search(rf"(not done|no answer) within {HASTY_S} s", failure)
+    site.wait_at_most(PATIENT_S)
     engine.hang.clear()
     engine.released.set()
     assert await site.publish(2) == ["process_group"]
@@ -172,10 +177,13 @@ async def test_an_engine_that_is_lost_in_the_middle_is_left_to_the_reconciler(
 
 
 async def test_a_publish_that_is_cancelled_leaves_no_group(site: Site, engine: FakeGroupEngine) -> None:
+    # What was being sent when it was given up keeps the group so long.
+    site.wait_at_most(5.0)
     engine.hang.update(RECEIVE)
     task = asyncio.create_task(site.publish(1))
-    while not any(path in RECEIVE for path in engine.calls):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not any(path in RECEIVE for path in engine.calls):
+            await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -210,17 +218,16 @@ def test_the_trainer_is_met_at_the_address_that_faces_the_engine() -> None:
 
 
 async def test_a_member_that_takes_nothing_does_not_hold_the_trainer() -> None:
-    invitation = WeightGroup.invite("http://127.0.0.1:1", 1, torch.device("cpu"), 0.5)
+    invitation = WeightGroup.invite("http://127.0.0.1:1", 1, torch.device("cpu"), 2.0)
     meeting = invitation.meeting
     opening = asyncio.to_thread(invitation.open)
     joining = asyncio.to_thread(join, meeting.address, meeting.port, meeting.world_size, meeting.name)
     group, member = await asyncio.gather(opening, joining)
-    started = time.monotonic()
-    with pytest.raises(TimeoutError):
-        # More than lies in the sockets' buffers.
-        await group.send([torch.zeros(2**24)])
-    await asyncio.to_thread(group.close)
-    assert time.monotonic() - started < 20
+    async with asyncio.timeout(60):
+        with pytest.raises(TimeoutError, match=r"^$"):
+            # More than lies in the sockets' buffers.
+            await group.send([torch.zeros(2**24)])
+        await asyncio.to_thread(group.close)
     del member
 
 

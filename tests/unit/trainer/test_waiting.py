@@ -48,13 +48,15 @@ def test_what_takes_its_time_is_waited_for_while_the_other_ranks_hear_of_it(wait
 
     async def work() -> str:
         tries.append(1)
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(60):
+            while deps.ranks.num_idle < 5 * len(tries):
+                await asyncio.sleep(0.01)
         if len(tries) == 1:
             raise DependencyError("prm", "gone")
         return "there"
 
     assert insisting.insist("asking", work, patient=False) == "there"
-    assert (len(tries), deps.ranks.num_idle > 4) == (2, True)
+    assert (len(tries), deps.ranks.num_idle >= 10) == (2, True)
 
 
 def test_asked_to_end_what_takes_its_time_is_cancelled(waiting: Any) -> None:
@@ -71,7 +73,7 @@ def test_asked_to_end_what_takes_its_time_is_cancelled(waiting: Any) -> None:
     threading.Timer(0.1, deps.stop.set).start()
     with pytest.raises(StopRequestedError):
         insisting.insist("asking", work, patient=False)
-    assert cancelled.wait(5)
+    assert cancelled.wait(60)
 
 
 def test_what_must_not_be_cut_short_is_waited_for_even_then(waiting: Any) -> None:
