@@ -73,6 +73,15 @@ def test_the_configured_optimizer_holds_after_a_resume(bench: Bench, make_sample
         assert group["weight_decay"] == 0.1 * group["wd_mult"]
 
 
+def test_a_rising_learning_rate_goes_on_after_a_resume(bench: Bench, make_sample: MakeSample) -> None:
+    rising = {"max_steps": 1, "lr_warmup_steps": 3}
+    bench.feed([make_sample(turn) for turn in range(2)])
+    bench.train(bench.config(training=rising))
+    bench.feed([make_sample(turn, version_oldest=2, version_newest=2) for turn in (10, 11)])
+    bench.train(bench.config(training=rising))
+    assert [line["effective_learning_rate"] for line in bench.metrics()] == [2.5e-4, 5e-4]
+
+
 #: A finite loss whose slope is infinite, on batches that no loss is tried on before.
 BAD_FOR_BAD_SCORES = """
 from hintloop_trainer.losses.inputs import TokenLosses

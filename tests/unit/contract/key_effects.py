@@ -57,6 +57,7 @@ OBSERVED = {
     "training.packing": "unit/trainer/test_work.py::test_a_step_says_what_it_computed",
     "training.num_epochs": "integration/trainer/test_key_effects.py::test_a_collection_is_passed_over_so_often",
     "training.learning_rate": "unit/trainer/test_learner.py::test_the_first_adamw_step_is_the_learning_rate",
+    "training.lr_warmup_steps": "unit/trainer/test_learner.py::test_the_learning_rate_rises_over_the_first_steps",
     "training.weight_decay": "unit/trainer/test_learner.py::test_decay_acts_on_matrices_alone",
     "training.adam_beta1": "integration/trainer/test_faults.py::test_the_configured_optimizer_holds_after_a_resume",
     "training.adam_beta2": "integration/trainer/test_faults.py::test_the_configured_optimizer_holds_after_a_resume",

@@ -119,6 +119,28 @@ def test_the_first_adamw_step_is_the_learning_rate(student: Callable[..., Path],
     torch.testing.assert_close(moved.median(), torch.tensor(1e-3), rtol=1e-2, atol=0)
 
 
+def test_the_learning_rate_rises_over_the_first_steps(student: Callable[..., Path], layout: Layout) -> None:
+    directory = student()
+    learner = make_learner(directory, layout, learning_rate=1e-3, lr_warmup_steps=3)
+    plain = make_learner(directory, layout, learning_rate=1e-3)
+    rates = []
+    for _ in range(6):
+        learner.begin([encoded(SAMPLES)])
+        rates.append(learner.step(0).effective["learning_rate"])
+    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+    plain.begin([encoded(SAMPLES)])
+    assert plain.step(0).effective["learning_rate"] == 1e-3
+
+
+def test_a_first_step_of_a_rising_rate_moves_by_its_share(student: Callable[..., Path], layout: Layout) -> None:
+    learner = make_learner(student(), layout, learning_rate=1e-3, lr_warmup_steps=3)
+    before = learner.model.decoder.final_layernorm.weight.detach().clone()
+    learner.begin([encoded(SAMPLES)])
+    learner.step(0)
+    moved = (learner.model.decoder.final_layernorm.weight - before).abs()
+    torch.testing.assert_close(moved.median(), torch.tensor(2.5e-4), rtol=1e-2, atol=0)
+
+
 def test_without_old_values_the_result_is_that_of_a_forward_of_its_own(
     student: Callable[..., Path], layout: Layout
 ) -> None:

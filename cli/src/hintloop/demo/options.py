@@ -63,6 +63,7 @@ def overlay(options: DemoOptions) -> Values:
             "train_batch_size": BATCH_SIZE,
             "micro_batch_size": 8,
             "learning_rate": 2e-5,
+            "lr_warmup_steps": 3,
             "grad_clip": 1.0,
             "save_interval": 4,
             "seed": options.seed + 1,

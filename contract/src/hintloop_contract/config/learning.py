@@ -41,7 +41,11 @@ class TrainingSection(LayoutKeys, LossKeys):
     num_epochs: Positive = 1
     """Passes over each collection of `rollout_batch_size` samples."""
     learning_rate: PositiveFloat = 1e-6
-    """AdamW learning rate, constant."""
+    """AdamW learning rate; constant after `lr_warmup_steps`."""
+    lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps of AdamW's moments, over which the rate rises linearly: the k-th of n is made at k / (n + 1) of
+    `learning_rate`. AdamW's first steps move every weight by the whole rate, however little a gradient says. Counted on
+    over restarts, and anew where training goes back to earlier weights without moments."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW decoupled weight decay."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

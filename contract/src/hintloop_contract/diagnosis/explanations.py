@@ -242,8 +242,8 @@ BY_ID = {
     ),
     "gate_holds": Explanation(
         "The release gate holds the new weights back: they answer worse than the released ones.",
-        "The trainer's status says by which measure; lower training.learning_rate, or widen the margin in [gate] if"
-        " that change is wanted.",
+        "The trainer's status says by which measure; lower training.learning_rate, raise training.lr_warmup_steps if"
+        " it is a run's first steps, or widen the margin in [gate] if that change is wanted.",
     ),
     "weights_never_published": Explanation(
         "Steps are made, and their weights do not reach the engines: agents still get earlier ones.",

@@ -213,6 +213,7 @@ class Learner:
             raise TrainingError("the gradient is not finite; no step was made")
 
     def _optimize(self) -> float:
+        optimizer.set_rate(self.optimizer, self.config.training)
         success, grad_norm, _ = self.optimizer.step()
         if not success or grad_norm is None:
             raise TrainingError("the optimizer made no step")

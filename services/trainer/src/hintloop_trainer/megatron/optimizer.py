@@ -36,7 +36,7 @@ def wrap(model: PolicyModel, training: TrainingSection) -> DistributedDataParall
 
 
 def make(replicated: DistributedDataParallel, training: TrainingSection, dtype: torch.dtype) -> MegatronOptimizer:
-    """AdamW with a constant learning rate and, if asked for, a bound on the gradient's norm."""
+    """AdamW and, if asked for, a bound on the gradient's norm; :func:`set_rate` gives each step its learning rate."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=training.learning_rate,
@@ -186,6 +186,28 @@ def configure(optimizer: MegatronOptimizer, training: TrainingSection) -> None:
         if isinstance(part.optimizer, torch.optim.AdamW):
             for group in part.optimizer.param_groups:
                 group["fused"] = True
+
+
+def warmed_up(training: TrainingSection, num_made: int) -> float:
+    """The learning rate of the step after ``num_made`` others: linear over `lr_warmup_steps`, then constant."""
+    return training.learning_rate * min(1.0, (num_made + 1) / (training.lr_warmup_steps + 1))
+
+
+def num_made(optimizer: MegatronOptimizer) -> int:
+    """Steps that the moments have seen; restored with them."""
+    for inner in torch_optimizers(optimizer):
+        # Megatron's fused AdamW counts in its groups, torch's beside every weight's moments.
+        for counter in (*inner.param_groups, *inner.state.values()):
+            if "step" in counter:
+                return int(counter["step"])
+    return 0
+
+
+def set_rate(optimizer: MegatronOptimizer, training: TrainingSection) -> None:
+    """Give the step to come its learning rate."""
+    rate = warmed_up(training, num_made(optimizer))
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def is_finite(replicated: DistributedDataParallel) -> bool:
