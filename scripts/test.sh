@@ -9,7 +9,7 @@ source scripts/jobs.sh
 
 markers="$1"
 shift
-pytest=(.venv/bin/python -m pytest)
+pytest=(.venv/bin/python -m pytest --durations=15)
 if (($#)); then
   exec "${pytest[@]}" -m "$markers" "$@"
 fi

@@ -293,6 +293,21 @@ def _raw_fields(turn: RecordedTurn) -> Iterator[RecordedTurnError]:
             yield RecordedTurnError(name, f"{type(value).__name__} stands where {called} is expected", f"give {called}")
         elif isinstance(value, list) and not all(isinstance(item, dict) for item in value):
             yield RecordedTurnError(name, "an item is no object", "give objects alone")
+        elif name in ("messages", "next_state"):
+            yield from _message_problems(name, value)
+
+
+def _message_problems(name: str, items: list[dict[str, Any]]) -> Iterator[RecordedTurnError]:
+    """Items of a chat have a role; those of the Responses API may have a type in its place."""
+    for index, item in enumerate(items):
+        if not any(isinstance(item.get(key), str) and item[key] for key in ("role", "type")):
+            yield RecordedTurnError(
+                f"{name}[{index}].role", "it is missing", "give each message its role, as it was sent"
+            )
+        content = item.get("content")
+        if content is not None and not isinstance(content, str | list | dict):
+            what = f"{type(content).__name__} {content!r} is no text"
+            yield RecordedTurnError(f"{name}[{index}].content", what, "give a string, a list of parts, or null")
 
 
 def _token_fields(turn: RecordedTurn) -> Iterator[RecordedTurnError]:

@@ -214,3 +214,23 @@ def test_a_line_of_version_1_is_read_for_ever() -> None:
     assert turn.sample.teacher_logprobs is not None
     assert len(turn.sample.teacher_logprobs) == len(turn.response_ids)
     assert form.lack(turn) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "items", "field"),
+    [
+        ("messages", [{"content": "no role"}], "messages[0].role"),
+        ("messages", [{"role": "user", "content": "a"}, {"role": "", "content": "b"}], "messages[1].role"),
+        ("next_state", [{"role": "user", "content": 3}], "next_state[0].content"),
+    ],
+)
+def test_a_message_that_is_none_is_named(name: str, items: list[Any], field: str) -> None:
+    with pytest.raises(form.RecordedTurnError) as caught:
+        form.decode_line(line_with(**{name: items}))
+    assert caught.value.field == field
+    assert caught.value.fix
+
+
+def test_items_of_the_responses_api_have_a_type_and_no_role() -> None:
+    items = [{"type": "function_call_output", "call_id": "c", "output": "3"}, {"role": "user", "content": None}]
+    assert json.loads(bytes(form.decode_line(line_with(messages=items)).messages)) == items
