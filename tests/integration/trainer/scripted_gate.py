@@ -65,8 +65,10 @@ def drops(bench: Bench) -> dict[tuple[str, str], int]:
     return found
 
 
-def stop_when(bench: Bench, condition: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> threading.Event:
-    """An event that is set once the condition holds, or after the time."""
+def stop_when(
+    bench: Bench, condition: Callable[[], Awaitable[bool]], timeout_s: float = 180.0, after_s: float = 0.0
+) -> threading.Event:
+    """An event that is set ``after_s`` seconds after the condition held, or after the time."""
     stop = threading.Event()
 
     async def watch() -> None:
@@ -74,6 +76,7 @@ def stop_when(bench: Bench, condition: Callable[[], Awaitable[bool]], timeout_s:
             async with asyncio.timeout(timeout_s):
                 while not await condition():
                     await asyncio.sleep(0.05)
+        await asyncio.sleep(after_s)
         stop.set()
 
     bench.background.submit(watch())
@@ -85,6 +88,34 @@ def released(bench: Bench, version: int) -> Callable[[], Awaitable[bool]]:
         return (await bench.broker.weights()).current == version
 
     return is_current
+
+
+def collecting(bench: Bench, step: int) -> Callable[[], Awaitable[bool]]:
+    """Whether the trainer made so many steps and waits for the next samples."""
+
+    async def is_collecting() -> bool:
+        status = await bench.broker.get_status("trainer")
+        return (status.get("step"), status.get("phase")) == (str(step), "collecting")
+
+    return is_collecting
+
+
+def acknowledged(bench: Bench) -> Callable[[], Awaitable[bool]]:
+    """Whether no sample is left."""
+
+    async def are_acknowledged() -> bool:
+        return not (await bench.broker.counts(SAMPLES)).length
+
+    return are_acknowledged
+
+
+def holding(bench: Bench, number: int) -> Callable[[], Awaitable[bool]]:
+    """Whether the trainer holds so many samples."""
+
+    async def is_holding() -> bool:
+        return (await bench.broker.counts(SAMPLES)).pending == number
+
+    return is_holding
 
 
 async def never() -> bool:

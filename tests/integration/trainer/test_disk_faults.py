@@ -96,15 +96,21 @@ def test_training_goes_on_while_a_checkpoint_is_written_if_so_configured(
     bench.feed([make_sample(turn) for turn in range(4)])
     fsync, trainer, events = os.fsync, os.getpid(), []
     step, finish = Learner.step, checkpoints.CheckpointStore.finish
+    trained = bench.folder / "both steps are made"
 
     def slowly(descriptor: int) -> None:
-        if os.getpid() != trainer:
-            time.sleep(1.0)
+        """Before the files are whole there is time for the next step, where one is made meanwhile."""
+        ends = time.monotonic() + (60.0 if async_save else 0.5)
+        while os.getpid() != trainer and not trained.exists() and time.monotonic() < ends:
+            time.sleep(0.05)
         fsync(descriptor)
 
     def stepped(learner: Learner, index: int) -> Any:
         events.append("step")
-        return step(learner, index)
+        result = step(learner, index)
+        if events.count("step") == 2:
+            trained.touch()
+        return result
 
     def finished(store: checkpoints.CheckpointStore) -> Any:
         path = finish(store)

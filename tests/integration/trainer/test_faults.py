@@ -25,6 +25,7 @@ from hintloop_trainer.samples import SampleSource
 from structlog.testing import capture_logs
 
 from .conftest import Bench, run
+from .scripted_gate import acknowledged, collecting, holding, stop_when
 
 MakeSample = Callable[..., Sample]
 
@@ -101,13 +102,16 @@ def test_a_batch_without_a_finite_gradient_fails_and_training_goes_on(
     (bench.folder / "bad.py").write_text(BAD_FOR_BAD_SCORES)
     bench.feed([make_sample(turn, score=-1) for turn in range(2)])
     bench.feed([make_sample(turn, score=1) for turn in (2, 3)])
-    stop = threading.Event()
-    threading.Timer(6.0, stop.set).start()
+    trained = collecting(bench, num_epochs)
+
+    async def done() -> bool:
+        return sum((await bench.broker.funnel()).drops.values()) == 2 and await trained()
+
     config = bench.config(
         training={"use_custom_loss": True, "custom_loss_path": "bad.py", "max_steps": 9, "num_epochs": num_epochs},
         redis={"max_attempts": attempts, "claim_idle_ms": 1000},
     )
-    progress, _ = bench.train(config, stop=stop)
+    progress, _ = bench.train(config, stop=stop_when(bench, done))
     assert (progress.step, progress.num_trained) == (num_epochs, 2)
     assert run(bench, bench.broker.funnel()).drops == {("train", "dead"): 2}
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
@@ -185,8 +189,7 @@ def test_turns_that_stay_unacknowledged_are_in_every_later_checkpoint(
     bench.train(bench.config(training={"max_steps": 1}, redis={"claim_idle_ms": 2000}))
     assert bench.trained_ids() == ["turn-0000", "turn-0001", "turn-0010", "turn-0011"]
 
-    stop = threading.Event()
-    threading.Timer(3.0, stop.set).start()
+    stop = stop_when(bench, acknowledged(bench))
     progress, _ = bench.train(bench.config(redis={"claim_idle_ms": 1000}), stop=stop)
     assert (progress.step, progress.num_trained) == (2, 4)
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
@@ -222,9 +225,7 @@ def test_no_step_is_made_past_the_limit(bench: Bench, make_sample: MakeSample) -
 def test_what_an_earlier_run_said_of_trained_turns_does_not_stand(bench: Bench, make_sample: MakeSample) -> None:
     bench.feed([make_sample(0)])
     run(bench, bench.broker.set_trained_pending(7))
-    stop = threading.Event()
-    threading.Timer(1.0, stop.set).start()
-    bench.train(bench.config(), stop=stop)
+    bench.train(bench.config(), stop=stop_when(bench, holding(bench, 1)))
     assert run(bench, bench.broker.untrained()) == 1
 
 
@@ -271,7 +272,7 @@ def test_what_redis_lost_and_is_sent_again_is_not_trained_again(
 
     async def end_when_empty() -> None:
         await sent.wait()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline and (await bench.broker.counts(SAMPLES)).length:
             await asyncio.sleep(0.1)
         stop.set()
@@ -318,7 +319,7 @@ def test_work_that_should_last_and_ends_is_noticed(bench: Bench) -> None:
 
     bench.background.keep("reading samples", end())
     with pytest.raises(BackgroundError, match="reading samples ended: without an error"):
-        for _ in range(500):
+        for _ in range(6000):
             bench.background.check()
             time.sleep(0.01)
     bench.background.finish(5)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from hintloop_trainer import checkpoints
 from safetensors.torch import load_file
 
 from .conftest import Bench, run
+from .scripted_gate import acknowledged, holding, stop_when
 
 
 def weights(bench: Bench, version: int) -> dict[str, torch.Tensor]:
@@ -119,9 +119,7 @@ def test_what_a_checkpoint_holds_is_acknowledged_later_and_not_trained_again(
         bench.train(config)
     assert run(bench, bench.broker.counts(SAMPLES)).length == 2
 
-    stop = threading.Event()
-    threading.Timer(3.0, stop.set).start()
-    progress, _ = bench.train(config, stop=stop)
+    progress, _ = bench.train(config, stop=stop_when(bench, acknowledged(bench)))
     assert (progress.step, progress.num_trained) == (1, 2)
     assert run(bench, bench.broker.counts(SAMPLES)).length == 0
     assert run(bench, bench.broker.funnel()).steps["trained"] == 2
@@ -217,9 +215,7 @@ def test_two_steps_a_collection_move_the_ratio(bench: Bench, make_sample: Callab
 
 def test_asked_to_stop_it_gives_back_what_it_held(bench: Bench, make_sample: Callable[..., Sample]) -> None:
     bench.feed([make_sample(0)])
-    stop = threading.Event()
-    threading.Timer(1.0, stop.set).start()
-    progress, _ = bench.train(bench.config(), stop=stop)
+    progress, _ = bench.train(bench.config(), stop=stop_when(bench, holding(bench, 1)))
     assert progress.step == 0
     entries = run(bench, bench.broker.claim(SAMPLES, "another", 10, 60_000))
     assert [entry.turn_id for entry in entries] == ["turn-0000"]

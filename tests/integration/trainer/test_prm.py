@@ -24,6 +24,7 @@ from hintloop_trainer import prm_watch
 from transformers import AutoModelForCausalLM
 
 from .conftest import Bench, run
+from .scripted_gate import never, stop_when
 
 
 def _fake_prm() -> ModuleType:
@@ -147,23 +148,24 @@ def test_asked_to_stop_while_the_prm_is_away_it_gives_back_what_it_holds(
 ) -> None:
     run(bench, prm.stop())
     bench.feed([hinted(make_sample, turn) for turn in range(2)])
-    stop = threading.Event()
-    threading.Timer(1.5, stop.set).start()
-    started = time.monotonic()
-    progress, _ = bench.train(config(bench, prm), stop=stop)
-    assert (progress.step, time.monotonic() - started < 20) == (0, True)
+    progress, _ = bench.train(config(bench, prm), stop=stop_when(bench, never, timeout_s=1.5))
+    assert progress.step == 0
     assert run(bench, bench.broker.counts(SAMPLES)).length == 2
 
 
 def test_asked_to_stop_while_the_prm_takes_its_time_it_gives_back_what_it_holds(
     bench: Bench, prm: Any, make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop, answer = threading.Event(), prm.ScoreStream
+    stop, answer, asked = threading.Event(), prm.ScoreStream, []
+
+    def ask_to_stop() -> None:
+        asked.append(time.monotonic())
+        stop.set()
 
     async def slow(request: Any, context: Any) -> Any:
         if prm.requests:
-            threading.Timer(0.2, stop.set).start()
-            await asyncio.sleep(60)
+            threading.Timer(0.2, ask_to_stop).start()
+            await asyncio.sleep(600)
         async for part in answer(request, context):
             yield part
 
@@ -171,9 +173,9 @@ def test_asked_to_stop_while_the_prm_takes_its_time_it_gives_back_what_it_holds(
     run(bench, prm.stop())
     run(bench, prm.start())
     bench.feed([hinted(make_sample, turn) for turn in range(2)])
-    started = time.monotonic()
     progress, _ = bench.train(config(bench, prm, prm={"null_hint_control": "off"}), stop=stop)
-    assert (progress.step, time.monotonic() - started < 20) == (0, True)
+    # Far below the minutes after which the question itself is given up.
+    assert (progress.step, time.monotonic() - asked[0] < 60) == (0, True)
     assert run(bench, bench.broker.counts(SAMPLES)).length == 2
 
 

@@ -27,7 +27,7 @@ def read(bench: Bench, name: str) -> list[dict[str, Any]]:
 
 def scrape(port: int, until: str, stop: threading.Event, found: list[str]) -> None:
     """Keep the first answer that holds ``until``, and have the trainer stop."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
