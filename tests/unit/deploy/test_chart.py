@@ -36,6 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "model": {"claim": "student", "prmClaim": "judge"},
         "redis": {"mode": "external", "hosts": ["r:6379"]},
         "images": {"pullSecrets": ["pull"], "tag": "9"},
+        "policyEngine": {"loraRank": 32},
         "secrets": {
             "keys": {
                 name: name.lower()
@@ -339,6 +340,33 @@ def test_an_engine_uses_all_its_cards(rendered: dict[str, Any]) -> None:
         (container,) = pod["containers"]
         cards = str(container["resources"]["limits"]["nvidia.com/gpu"])
         assert container["args"] == [flag, cards]
+
+
+def test_policy_engines_have_room_for_adapters_where_a_rank_is_given(rendered: dict[str, Any]) -> None:
+    def ranks(way: str) -> dict[str, str | None]:
+        found = {}
+        for manifest in rendered[way]["manifests"]:
+            if manifest["metadata"]["name"] in ("demo-policy-engine", "demo-prm-engine") and pod_templates(manifest):
+                (container,) = manifest["spec"]["template"]["spec"]["containers"]
+                told = {variable["name"]: variable["value"] for variable in container["env"]}
+                found[manifest["metadata"]["name"]] = told.get("HINTLOOP_LORA_RANK")
+        return found
+
+    assert ranks("everything") == {"demo-policy-engine": "32", "demo-prm-engine": None}
+    assert ranks("as shipped") == {"demo-policy-engine": None, "demo-prm-engine": None}
+    assert "HINTLOOP_LORA_RANK" in (ROOT / "engines/sglang/start.sh").read_text()
+    assert "HINTLOOP_LORA_RANK" in (ROOT / "engines/vllm/start.sh").read_text()
+
+
+def test_commands_run_in_the_trainers_image(rendered: dict[str, Any]) -> None:
+    manifests = rendered["as shipped"]["manifests"]
+    (container,) = of(manifests, "Deployment", "demo-hintloop")["spec"]["template"]["spec"]["containers"]
+    (trainer,) = of(manifests, "JobSet", "trainer")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
+        "spec"
+    ]["containers"]
+    assert container["image"] == trainer["image"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
 
 
 def test_the_console_runs_no_doctor_that_its_image_lacks(manifests: list[Manifest]) -> None:

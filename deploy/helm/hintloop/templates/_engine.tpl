@@ -57,6 +57,9 @@ spec:
             - {name: HOME, value: /tmp}
             - {name: USER, value: hintloop}
             - {name: PYTHONDONTWRITEBYTECODE, value: "1"}
+            {{- if and $policy $root.Values.policyEngine.loraRank }}
+            - {name: HINTLOOP_LORA_RANK, value: {{ $root.Values.policyEngine.loraRank | quote }}}
+            {{- end }}
             {{- with .engine.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
