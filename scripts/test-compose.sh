@@ -102,9 +102,10 @@ start_engine() {
 }
 
 # What the images' packages require, in the versions that are installed here, as wheels. Pip has them in its cache.
+# The images' base has Debian 12's Python.
 fetch_wheels() {
   local list="$root/wheels.txt"
-  .venv/bin/python scripts/image_wheels.py >"$list"
+  .venv/bin/python scripts/image_wheels.py 3.11.2 >"$list"
   wheels="$cache/wheels-$(sha256sum <"$list" | cut -c1-12)"
   [[ -f "$wheels/.complete" ]] && return 0
   rm -rf "$cache"/wheels-*

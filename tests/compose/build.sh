@@ -36,7 +36,7 @@ start_job "services' images" bash -ec "$(shipped teacher)
   docker tag '$(tag_of PROMETHEUS_IMAGE)' '$(tag_of GRAFANA_IMAGE)'
   docker tag '$(tag_of PROMETHEUS_IMAGE)' '$(tag_of ALERTMANAGER_IMAGE)'
   docker tag hintloop-test/debian '$(tag_of HAPROXY_IMAGE)'
-  $(shipped judge); $(shipped rollout-proxy); $(shipped console); $(shipped hintloop)"
+  $(shipped judge); $(shipped rollout-proxy); $(shipped console)"
 wait_jobs
 # What the build stages left is memory.
 docker image prune -f >/dev/null

@@ -158,7 +158,8 @@ def test_doctor_runs_inside(up: Stack, traffic: Traffic) -> None:
 
     report = json.loads(said)
     found = {finding["check"]: finding["outcome"] for station in report["stations"] for finding in station["findings"]}
-    wanted = ("redis", "proxy", "policy engine", "judge and teacher", "trainer")
+    # `loss` is computed: the command is in the trainer's image.
+    wanted = ("redis", "proxy", "policy engine", "judge and teacher", "trainer", "loss")
     assert {name: found.get(name) for name in wanted} == dict.fromkeys(wanted, "ok"), said
     for secret in (*up.secrets.values(), up.redis_password):
         assert secret not in said

@@ -1,4 +1,4 @@
-# The trainer without a GPU: megatron-core on gloo, for trying out and for tests.
+# The trainer without a GPU: megatron-core on gloo, for trying out and for tests; and the `hintloop` command.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -6,10 +6,15 @@ WORKDIR /src
 COPY constraints/services.txt constraints/services.txt
 COPY deploy/images/install.sh install.sh
 COPY contract contract
+COPY services/judge services/judge
+COPY services/rollout-proxy services/rollout-proxy
+COPY services/teacher services/teacher
 COPY services/trainer services/trainer
+COPY cli cli
 # Where pip offers torch for CUDA, give it the CPU builds: gigabytes less.
 ARG TORCH_INDEX=""
-RUN PIP_EXTRA_INDEX_URL="${TORCH_INDEX}" ./install.sh contract services/trainer
+RUN PIP_EXTRA_INDEX_URL="${TORCH_INDEX}" \
+    ./install.sh contract services/judge services/rollout-proxy services/teacher services/trainer cli
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

@@ -1,4 +1,4 @@
-"""The compose file and the Dockerfiles, as far as they can be checked without an engine."""
+"""The compose files, as far as they can be checked without an engine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import yaml
 from .conftest import DEPLOY, ROOT, Tools
 
 COMPOSE = DEPLOY / "docker-compose.yml"
-DOCKERFILES = sorted((DEPLOY / "images").glob("**/*Dockerfile"))
 PROFILES = ("gpu", "gpu-vllm", "single-gpu", "single-gpu-vllm", "cpu", "cpu-vllm")
 
 
 def test_the_compose_files_follow_their_schema(tools: Tools) -> None:
-    tools.run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE, ROOT / "compose.yaml")
+    files = (COMPOSE, DEPLOY / "trainer-images.yml", ROOT / "compose.yaml")
+    tools.run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -49,22 +49,14 @@ def test_compose_resolves_every_profile(tools: Tools, tmp_path: Path, profile: s
         assert "container_name" not in service, name
         assert not service.get("privileged"), name
         assert re.search(r":v?\d", service["image"]), f"{name}: {service['image']} is not pinned"
+    (trainer,) = [service for name, service in resolved["services"].items() if name.startswith("trainer")]
+    commands = resolved["services"]["hintloop"]
+    assert (commands["image"], commands["build"]) == (trainer["image"], trainer["build"])
+    assert "reservations" not in commands["deploy"]["resources"]
 
 
 def test_docker_compose_is_there(tools: Tools) -> None:
     assert tools.path("docker-compose").exists()
-
-
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: str(path.relative_to(DEPLOY / "images")))
-def test_dockerfiles(tools: Tools, path: Path) -> None:
-    tools.run("hadolint", path)
-    text = path.read_text()
-    assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1:], "it runs as root"
-    assert not re.search(r"^# syntax=|@sha256:|<<E", text, re.MULTILINE)
-
-
-def test_there_is_one_dockerfile_a_service() -> None:
-    assert {"rollout-proxy", "judge", "teacher", "trainer", "console"} <= {p.parent.name for p in DOCKERFILES}
 
 
 def test_container_images_are_named_in_deploy_alone() -> None:
