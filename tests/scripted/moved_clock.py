@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +13,10 @@ import pytest
 
 
 class MovedClock:
-    """Seconds that pass only while every task waits."""
+    """Seconds that pass only while every task waits, and no thread works for one."""
 
     now = 1_000_000.0
+    num_working = 0
 
     def __call__(self) -> float:
         """The time now."""
@@ -28,10 +29,29 @@ class MovedClock:
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         """Run ``main`` on a loop of this clock."""
-        loop = asyncio.SelectorEventLoop(_MovedSelector(self))
-        loop.time = self  # type: ignore[method-assign]
+        loop = _MovedLoop(self)
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(main)
+
+
+class _MovedLoop(asyncio.SelectorEventLoop):
+    """Counts what threads do for it: that takes time of the machine's, not of this clock's."""
+
+    def __init__(self, clock: MovedClock) -> None:
+        super().__init__(_MovedSelector(clock))
+        self._clock = clock
+
+    def time(self) -> float:
+        return self._clock.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        working = super().run_in_executor(executor, func, *args)
+        self._clock.num_working += 1
+        working.add_done_callback(self._done)
+        return working
+
+    def _done(self, _: asyncio.Future[Any]) -> None:
+        self._clock.num_working -= 1
 
 
 class _MovedSelector(selectors.DefaultSelector):
@@ -43,7 +63,7 @@ class _MovedSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0 if timeout is not None and timeout <= 0 else 0.002)
-        if not ready and timeout:
+        if not ready and timeout and not self._clock.num_working:
             self._clock.now += timeout
         return ready
 

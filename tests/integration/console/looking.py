@@ -16,7 +16,7 @@ from tests.integration.console.running import PASSWORD
 WIDE = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 #: What a busy machine may need.
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 expect.set_options(timeout=PATIENCE_MS)
 #: What stands where something is on its way.
 LOADING = re.compile("^(Loading|加载中)…$")

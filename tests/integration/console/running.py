@@ -15,7 +15,7 @@ import httpx
 from tests.integration.conftest import free_port, log_tail
 
 PASSWORD = "correct horse battery"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 class RunningConsole:
@@ -52,7 +52,7 @@ class RunningConsole:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                if httpx.get(f"{self.url}ready", timeout=2).status_code == 200:
+                if httpx.get(f"{self.url}ready", timeout=30).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -61,9 +61,9 @@ class RunningConsole:
 
     def get(self, path: str, **query: str | int) -> httpx.Response:
         """A GET of the API."""
-        return httpx.get(f"{self.url}api/v1/{path}", params=query, timeout=20)
+        return httpx.get(f"{self.url}api/v1/{path}", params=query, timeout=60)
 
-    def wait_for_turns(self, number: int, timeout_s: float = 120.0) -> None:
+    def wait_for_turns(self, number: int, timeout_s: float = 240.0) -> None:
         """Return once it has read so many turns."""
         deadline = time.monotonic() + timeout_s
         seen = 0
@@ -79,7 +79,7 @@ class RunningConsole:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(timeout=20)
+                self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

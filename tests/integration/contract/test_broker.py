@@ -160,11 +160,11 @@ async def test_extra_counters_are_part_of_the_hop(broker):
 
 async def test_an_old_fence_is_refused(broker):
     entry = await held(broker)
-    first = await broker.acquire_lease("one", 1000)
-    assert await broker.acquire_lease("two", 1000) is None
-    assert await broker.acquire_lease("one", 1000) == first
+    first = await broker.acquire_lease("one", 600_000)
+    assert await broker.acquire_lease("two", 600_000) is None
+    assert await broker.acquire_lease("one", 600_000) == first
     await broker.client.delete(broker.keys.linker_lease)
-    second = await broker.acquire_lease("two", 1000)
+    second = await broker.acquire_lease("two", 600_000)
     assert second > first
     assert not await broker.commit(entry, TURNS, turn(), fence=first)
     assert not await broker.drop(entry, drop(), fence=first)
@@ -174,10 +174,14 @@ async def test_an_old_fence_is_refused(broker):
 async def test_the_dead_ones_messages_are_claimed_and_renewed_ones_are_not(broker):
     await held(broker, "a", "dead")
     await held(broker, "b", "alive")
-    await asyncio.sleep(0.3)
-    (mine,) = await broker.reread(CAPTURES, "alive", 10)
-    await broker.renew(CAPTURES, "alive", [mine.entry_id])
-    claimed = await broker.claim(CAPTURES, "other", 10, 250)
+    for name in ("dead", "alive"):
+        (entry,) = await broker.reread(CAPTURES, name, 10)
+        # Nobody spoke for it for an hour.
+        await broker.client.xclaim(
+            broker.keys.stream(CAPTURES), CAPTURES.group, name, 0, [entry.entry_id], idle=3_600_000, justid=True
+        )
+    await broker.renew(CAPTURES, "alive", [entry.entry_id])
+    claimed = await broker.claim(CAPTURES, "other", 10, 1_800_000)
     assert [entry.turn_id for entry in claimed] == ["a"]
 
 

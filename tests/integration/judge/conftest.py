@@ -67,6 +67,7 @@ class StandInEngine:
     reply: Reply = field(default=lambda body: ["\\boxed{1}"])
     seconds: float = 0.0
     drip: bool = False
+    num_asked: int = 0
     num_running: int = 0
     most_running: int = 0
     """Most questions at once."""
@@ -78,6 +79,7 @@ class StandInEngine:
         body = await request.json()
         text = body["messages"][0]["content"]
         self.asked.update(word.strip(".") for word in text.split() if word.startswith("turn-"))
+        self.num_asked += 1
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:

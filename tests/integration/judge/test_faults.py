@@ -24,18 +24,21 @@ NO_HINT = "[NO_HINT]"
 @contextlib.asynccontextmanager
 async def judging(broker: RedisBroker, engine: StandInEngine, **changes: Any) -> AsyncIterator[None]:
     """A judge at work on the stream."""
-    prm = {"prm_url": engine.url, "timeout_s": 0.4, "deadline_s": 2.0, "circuit_open_s": 0.3, **changes.get("prm", {})}
+    # An answer that comes too late is asked for again, and what the engine was told to say next has moved on.
+    prm = {"prm_url": engine.url, "timeout_s": 60.0, "deadline_s": 180.0, **changes.get("prm", {})}
     opd = {"judge_temperature": 0.5, **changes.get("opd", {})}
     advantage = {"estimator": changes.get("estimator", "combine")}
     deps = await build_deps(Config.model_validate({"prm": prm, "opd": opd, "advantage": advantage}), broker)
     stop = asyncio.Event()
     working = asyncio.create_task(run_worker(deps, stop))
-    yield
-    stop.set()
-    # It would only wait for the end of its reading.
-    working.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await working
+    try:
+        yield
+    finally:
+        stop.set()
+        # It would only wait for the end of its reading.
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
 
 
 @dataclass
@@ -55,7 +58,7 @@ class Outcome:
         return reason
 
 
-async def outcome(broker: RedisBroker, limit_s: float = 20.0) -> Outcome:
+async def outcome(broker: RedisBroker, limit_s: float = 60.0) -> Outcome:
     """Wait until the one turn left the stream, and say where it went."""
     async with asyncio.timeout(limit_s):
         while (await broker.counts(TURNS)).length:
@@ -79,6 +82,7 @@ def told(scores: list[Any], hints: list[Any]) -> Any:
     return reply
 
 
+HASTY = {"timeout_s": 0.4, "deadline_s": 2.0, "circuit_open_s": 0.3}
 #: What the engine does for ever; the turn waits, counts nothing, and is judged once the engine is well again.
 AWAY: dict[str, dict[str, Any]] = {
     "429": {"reply": lambda body: 429},
@@ -98,14 +102,17 @@ async def test_an_engine_that_is_away_costs_no_turn(
     for name, value in AWAY[fault].items():
         setattr(engine, name, value)
     await link(broker, "turn-a", "Too long, turn-a.", ANSWER)
-    async with judging(broker, engine):
+    async with judging(broker, engine, prm=HASTY):
+        async with asyncio.timeout(60):
+            while not engine.num_asked:
+                await asyncio.sleep(0.02)
         await asyncio.sleep(1.2)
         assert (await broker.counts(TURNS)).length == 1
         assert (await broker.counts(JUDGED)).length == 0
         assert (await broker.counts(DEAD)).length == 0
         assert (await broker.funnel()).drops == {}
         engine.reply, engine.seconds, engine.drip = told(["\\boxed{-1}"], [HINT]), 0.0, False
-        assert (await outcome(broker, 30)).said() == (-1, "One sentence.")
+        assert (await outcome(broker)).said() == (-1, "One sentence.")
 
 
 EMPTY = {"texts": [], "finish_reason": "stop"}

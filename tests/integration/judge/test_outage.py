@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import selectors
 import socket
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import purgatory.domain.model
@@ -18,52 +15,15 @@ from hintloop_contract.streams import DEAD, JUDGED, TURNS
 from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_judge.wiring import build_deps, run_worker
 
+from tests.scripted.moved_clock import MovedClock
+
 from .conftest import link
 
 HOUR_S = 3600.0
 NUM_TURNS = 12
 
 
-class _Clock:
-    """Seconds that pass only while every task waits."""
-
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class _MovedSelector(selectors.DefaultSelector):
-    """Gives sockets a moment to become ready; when none does, moves the clock on instead of waiting."""
-
-    def __init__(self, clock: _Clock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0 if timeout is not None and timeout <= 0 else 0.002)
-        if not ready and timeout:
-            self._clock.now += timeout
-        return ready
-
-
-class _Clocks:
-    """Stands in for the module ``time`` where a module reads the clock."""
-
-    def __init__(self, clock: _Clock) -> None:
-        self.time = self.monotonic = clock
-        self.perf_counter = time.perf_counter
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Clock]:
-    moved = _Clock()
-    for module in (worker, purgatory.domain.model):
-        monkeypatch.setattr(module, "time", _Clocks(moved))
-    yield moved
-
-
-async def serve(port: int, asked: list[float], clock: _Clock) -> web.AppRunner:
+async def serve(port: int, asked: list[float], clock: MovedClock) -> web.AppRunner:
     """The engine, back on its port."""
 
     async def complete(request: web.Request) -> web.Response:
@@ -88,7 +48,7 @@ async def waiting(broker: RedisBroker) -> tuple[int, int, int]:
     return tuple([(await broker.counts(stream)).length for stream in (TURNS, JUDGED, DEAD)])  # type: ignore[return-value]
 
 
-async def outage(clock: _Clock, port: int) -> None:
+async def outage(clock: MovedClock, port: int) -> None:
     broker = MemoryBroker()
     await broker.ensure_groups()
     for number in range(NUM_TURNS):
@@ -121,14 +81,11 @@ async def outage(clock: _Clock, port: int) -> None:
     await runner.cleanup()
 
 
-def test_an_hour_without_the_engine_sends_nothing_to_dead(clock: _Clock) -> None:
+def test_an_hour_without_the_engine_sends_nothing_to_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    loop = asyncio.SelectorEventLoop(_MovedSelector(clock))
-    loop.time = clock  # type: ignore[method-assign]
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        started = time.perf_counter()
-        runner.run(outage(clock, port))
-    assert clock.now - 1_000_000 >= HOUR_S
-    assert time.perf_counter() - started < 120
+    clock = MovedClock()
+    clock.rule(monkeypatch, worker, purgatory.domain.model)
+    clock.run(outage(clock, port))
+    assert clock.now - MovedClock.now >= HOUR_S

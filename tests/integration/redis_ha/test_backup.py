@@ -39,7 +39,7 @@ def back_up(server: Node, file: Path) -> None:
     """`redis-cli --rdb FILE`, while the server runs."""
     file.parent.mkdir()
     command = [COMMAND, "-p", str(server.port), "-a", PASSWORD, "--rdb", str(file)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=180)
 
 
 @contextmanager

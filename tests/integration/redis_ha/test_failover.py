@@ -59,7 +59,7 @@ class Services:
             self._running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
 
     async def ready(self, url: str) -> None:
-        async with httpx.AsyncClient(timeout=5) as client, asyncio.timeout(90):
+        async with httpx.AsyncClient(timeout=30) as client, asyncio.timeout(180):
             while True:
                 try:
                     if (await client.get(url)).status_code == 200:
@@ -86,7 +86,7 @@ class Services:
         codes = []
         for process in self._running:
             try:
-                codes.append(process.wait(40))
+                codes.append(process.wait(90))
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes.append(process.wait())
@@ -147,7 +147,7 @@ async def survive(services: Services, fail_over: Callable[[], Any]) -> None:
     """Hold ``NUM_SESSIONS`` conversations with a failover among them; each turn is judged once."""
     url = f"http://127.0.0.1:{services.port}"
     tasks: list[asyncio.Task[Any]] = []
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=180) as client:
         for number in range(NUM_SESSIONS):
             if number == BEFORE:
                 tasks.append(asyncio.create_task(asyncio.to_thread(fail_over)))
@@ -156,7 +156,7 @@ async def survive(services: Services, fail_over: Callable[[], Any]) -> None:
         await asyncio.gather(*tasks)
     broker = open_broker(load_config([services.config]).config)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while sum((await settled(broker)).values()) < NUM_SESSIONS or (await broker.counts(TURNS)).length:
                 await asyncio.sleep(0.25)
         # What would come twice comes within the time after which it is claimed.

@@ -47,12 +47,12 @@ class ProxyProcess:
 
     def wait(self, path: str) -> None:
         """Until ``path`` answers 200."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 break
             try:
-                if httpx.get(self.url + path, timeout=5).status_code == 200:
+                if httpx.get(self.url + path, timeout=30).status_code == 200:
                     return
             except httpx.HTTPError:
                 pass
@@ -64,7 +64,7 @@ class ProxyProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(40)
+            return self.process.wait(90)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

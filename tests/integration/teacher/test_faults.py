@@ -35,7 +35,7 @@ def config_of(student_dir: str, policy: WireEngine, prm: WireEngine, **changes: 
         "policy": {"engines": [policy.url]},
         "opd": {"hint_format": "\n[hint] {hint}"},
         "redis": {"claim_idle_ms": 1000},
-        "prm": {"prm_url": prm.url, "timeout_s": 0.4, "deadline_s": 2.0, "circuit_open_s": 0.2},
+        "prm": {"prm_url": prm.url, "timeout_s": 1.0, "deadline_s": 4.0, "circuit_open_s": 0.2},
     }
     for name, section in changes.items():
         sections[name] = {**sections.get(name, {}), **section}
@@ -49,7 +49,7 @@ async def teaching(config: Config, broker: RedisBroker) -> AsyncIterator[Teacher
     stop = asyncio.Event()
     worker = asyncio.create_task(run_worker(deps, stop))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while deps.engine.report is None and not worker.done():
                 await asyncio.sleep(0.02)
         yield deps
@@ -67,7 +67,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(found: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             if (value := await found()) or value == 0:
                 return value

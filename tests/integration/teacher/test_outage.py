@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 
 import purgatory.domain.model
 import pytest
@@ -78,7 +77,5 @@ def test_an_hour_without_the_engine_sends_nothing_to_dead(monkeypatch: pytest.Mo
         port = int(probe.getsockname()[1])
     clock = MovedClock()
     clock.rule(monkeypatch, worker, purgatory.domain.model, teacher_engine, policy_engines)
-    started = time.perf_counter()
     clock.run(outage(clock, port, student_dir))
     assert clock.now - MovedClock.now >= HOUR_S
-    assert time.perf_counter() - started < 120

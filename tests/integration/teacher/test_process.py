@@ -27,7 +27,7 @@ async def test_waits_for_the_engine_and_ends_on_a_signal(redis_server: Any, tmp_
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "hintloop_teacher", "--config", str(config))
     try:
-        async with httpx.AsyncClient() as http, asyncio.timeout(60):
+        async with httpx.AsyncClient() as http, asyncio.timeout(180):
             while True:
                 try:
                     part = (await http.get(f"http://127.0.0.1:{port}/v1/prm")).json()
@@ -38,11 +38,11 @@ async def test_waits_for_the_engine_and_ends_on_a_signal(redis_server: Any, tmp_
         async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
             health = health_pb2_grpc.HealthStub(channel)
             states = health_pb2.HealthCheckResponse
-            alive = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=20)
+            alive = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=60)
             fit = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
             assert (alive.status, fit.status) == (states.SERVING, states.NOT_SERVING)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()
