@@ -42,10 +42,10 @@ def console(url, folder, port, **more):
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200:
+                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200:
                     break
             except httpx.HTTPError:
                 time.sleep(0.05)
@@ -56,10 +56,10 @@ def console(url, folder, port, **more):
 
 
 def get(port, path):
-    return httpx.get(f"http://127.0.0.1:{port}/api/v1{path}", timeout=10).json()
+    return httpx.get(f"http://127.0.0.1:{port}/api/v1{path}", timeout=60).json()
 
 
-def until(seen, timeout_s=60.0):
+def until(seen, timeout_s=180.0):
     """Look until something is seen."""
     deadline = time.monotonic() + timeout_s
     while not (found := seen()):
@@ -96,7 +96,7 @@ def test_hops_become_rows_over_restarts_of_console_and_redis(redis_server, tmp_p
         asyncio.run(hops(redis_server.url, ["a", "b"]))
         until(lambda: len(stages(port)) == 3)
         redis_server.kill()
-        until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready", timeout=10).status_code == 503, 30)
+        until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready", timeout=60).status_code == 503)
         assert len(stages(port)) == 3, "what was read is shown while Redis is away"
         redis_server.start()
         asyncio.run(hops(redis_server.url, ["after-redis"]))
@@ -110,7 +110,7 @@ def test_hops_become_rows_over_restarts_of_console_and_redis(redis_server, tmp_p
         assert drops["reasons"] == {"capture:side": 4}, "none twice, none lost"
         assert get(port, "/advantages")["tokens"] == 15
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
 
 
 async def test_a_redis_that_lost_everything_is_read_from_its_beginning(redis_server, tmp_path):
@@ -122,9 +122,9 @@ async def test_a_redis_that_lost_everything_is_read_from_its_beginning(redis_ser
     async def read() -> None:
         stop, reader = asyncio.Event(), Reader(broker, teller)
         running = asyncio.create_task(reader.run(stop))
-        await asyncio.wait_for(reader.next_change.wait(), 60)
+        await asyncio.wait_for(reader.next_change.wait(), 120)
         stop.set()
-        await asyncio.wait_for(running, 60)
+        await asyncio.wait_for(running, 120)
 
     await read()
     await broker.client.flushall()
@@ -144,7 +144,7 @@ def test_events_come_while_turns_are_made_and_end_with_the_console(redis_server,
     port = free_port()
     with console(redis_server.url, tmp_path, port) as process:
         heard = []
-        with httpx.stream("GET", f"http://127.0.0.1:{port}/api/v1/events", timeout=60) as stream:
+        with httpx.stream("GET", f"http://127.0.0.1:{port}/api/v1/events", timeout=180) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             assert "content-encoding" not in stream.headers
             kind = ""
@@ -160,10 +160,10 @@ def test_events_come_while_turns_are_made_and_end_with_the_console(redis_server,
                     process.send_signal(signal.SIGTERM)
                     break
             assert heard[0][0] == "loop"
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
 
 
-def test_ten_thousand_turns_are_listed_at_once(tmp_path):
+def test_ten_thousand_turns_are_listed_without_looking_at_all_of_each(tmp_path):
     store, story = Store(tmp_path / "db"), Story()
     teller = Teller(store, keep_turns=20_000, keep_bytes=10**10)
     entries = [
@@ -172,21 +172,21 @@ def test_ten_thousand_turns_are_listed_at_once(tmp_path):
     ]
     for start in range(0, len(entries), 500):
         teller.apply(entries[start : start + 500])
-    seconds = {}
+    hundreds = []
     with store.reading() as connection:
-        for name, look in {
-            "first page": lambda: lists.turns(connection, lists.TurnFilter(), "", 1000),
-            "deep page": lambda: lists.turns(connection, lists.TurnFilter(), "2000", 1000),
-            "search": lambda: lists.turns(connection, lists.TurnFilter(q="question number 77"), "", 100),
-            "sessions": lambda: lists.sessions(connection, "", "", 100),
-        }.items():
-            started = time.perf_counter()
+        # Instructions of SQLite's machine, which no other work on this one changes: about ten a row that is looked at.
+        connection.set_progress_handler(lambda: hundreds.append(1), 100)
+        for most, look in (
+            (80_000, lambda: lists.turns(connection, lists.TurnFilter(), "", 1000)),
+            (80_000, lambda: lists.turns(connection, lists.TurnFilter(), "2000", 1000)),
+            (10_000, lambda: lists.turns(connection, lists.TurnFilter(q="question number 77"), "", 100)),
+            (500_000, lambda: lists.sessions(connection, "", "", 100)),
+        ):
+            hundreds.clear()
             assert look()["rows"]
-            seconds[name] = time.perf_counter() - started
+            assert 100 * len(hundreds) < most
+        connection.set_progress_handler(None, 0)
     store.close()
-    print({name: round(value, 4) for name, value in seconds.items()})
-    # Alone on a core they take 5 to 40 ms each; a shared machine is given room.
-    assert max(seconds.values()) < 1.0
 
 
 def test_a_port_that_is_taken_is_named(tmp_path):
@@ -196,6 +196,6 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "hintloop_console", "--set", f"console.port={port}"]
         ended = subprocess.run(
-            [*command, "--set", f"console.database={tmp_path / 'db'}"], capture_output=True, text=True, timeout=60
+            [*command, "--set", f"console.database={tmp_path / 'db'}"], capture_output=True, text=True, timeout=180
         )
     assert ended.returncode == 2 and "console.port" in ended.stderr and "choose another" in ended.stderr

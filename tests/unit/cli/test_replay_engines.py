@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hintloop.errors import CommandError
+from hintloop.local import ports
 from hintloop.local.processes import ProcessSpec, Supervisor
 from hintloop.local.resolution import Sources
 from hintloop.replay.engines import Engines, answers, engine_needs
@@ -129,7 +130,7 @@ async def test_what_is_not_configured_is_started_and_shared(tmp_path: Path) -> N
 
 
 async def test_a_configured_engine_of_this_machine_is_started_where_it_should_be(tmp_path: Path) -> None:
-    port = 20_000 + hash(str(tmp_path)) % 10_000
+    (port,) = ports.choose(1)
     flags = {
         **RULES,
         **OPD,

@@ -43,7 +43,7 @@ def test_what_the_trainer_did_is_told() -> None:
     async def work(broker: MemoryBroker) -> None:
         done = ControlOutcome(state=ControlState.DONE, detail="as version 9", version=9)
         trainer = asyncio.create_task(take(broker, done))
-        assert await ask_trainer(broker, ROLLBACK, timeout_s=5) == done
+        assert await ask_trainer(broker, ROLLBACK, timeout_s=60) == done
         await trainer
 
     run(work)
@@ -53,7 +53,7 @@ def test_a_refusal_is_an_error_with_its_reason() -> None:
     async def work(broker: MemoryBroker) -> None:
         trainer = asyncio.create_task(take(broker, ControlOutcome(state=ControlState.REFUSED, detail="not kept")))
         with pytest.raises(CommandError, match="the trainer refused: not kept"):
-            await ask_trainer(broker, ROLLBACK, timeout_s=5)
+            await ask_trainer(broker, ROLLBACK, timeout_s=60)
         await trainer
 
     run(work)
@@ -75,7 +75,7 @@ def test_what_was_begun_stays() -> None:
     async def work(broker: MemoryBroker) -> None:
         trainer = asyncio.create_task(take(broker, None))
         with pytest.raises(NoAnswerError, match="has begun and is not done"):
-            await ask_trainer(broker, ROLLBACK, timeout_s=0.5)
+            await ask_trainer(broker, ROLLBACK, timeout_s=2.0)
         await trainer
         assert await broker.next_control() is not None
 

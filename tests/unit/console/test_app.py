@@ -358,7 +358,7 @@ async def test_a_doctor_that_gives_no_report_says_why(make_site, command, timeou
 
 
 async def settled(site):
-    for _ in range(600):
+    for _ in range(3600):
         state = await site.json("/doctor")
         if not state["running"]:
             return state

@@ -68,15 +68,16 @@ async def test_it_looks_often_only_while_somebody_listens(monkeypatch):
     await asyncio.sleep(0.1)
     assert looks == [0]
     with view.watching():
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(looks) <= 5:
                 await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)
+    # One look may have been due already.
+    await asyncio.sleep(0.2)
     before = len(looks)
-    await asyncio.sleep(0.1)
-    assert len(looks) == before
+    await asyncio.sleep(0.2)
+    assert len(looks) <= before + 1
     stop.set()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
 
 
 def test_an_alarm_of_a_cause_that_is_not_known_here_has_no_explanation():

@@ -66,7 +66,7 @@ async def test_it_listens_where_it_is_configured(tmp_path):
         port = probe.getsockname()[1]
     config = loaded(tmp_path, host="127.0.0.2", port=port)
     running = asyncio.create_task(run(config, []))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.2", port)
@@ -75,7 +75,7 @@ async def test_it_listens_where_it_is_configured(tmp_path):
                 await asyncio.sleep(0.05)
     writer.close()
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
 
 
 async def test_the_database_lies_where_it_is_configured(tmp_path):
@@ -95,12 +95,12 @@ async def test_all_that_works_beside_the_page_ends_with_it(tmp_path, on):
         async with deps_of(config, (), MemoryBroker()) as deps:
             stop = asyncio.Event()
             working = asyncio.create_task(work(deps, stop))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while deps.view.look.loop is None:
                     await asyncio.sleep(0.02)
             assert not working.done()
             stop.set()
-            await asyncio.wait_for(working, 20)
+            await asyncio.wait_for(working, 60)
     assert any("history is false" in entry["event"] for entry in logs) is not on
 
 
@@ -117,4 +117,4 @@ async def test_a_configuration_that_no_alarm_can_be_told_from_leaves_the_page(tm
         await asyncio.sleep(0.2)
         assert not working.done()
         stop.set()
-        await asyncio.wait_for(working, 20)
+        await asyncio.wait_for(working, 60)
