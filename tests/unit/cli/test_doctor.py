@@ -219,7 +219,7 @@ async def test_a_judges_engine_that_does_not_answer(tmp_path: Path, status: int 
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1] if status else 9
-    text = f"[prm]\nprm_url = 'http://127.0.0.1:{port}'\njudge_backend = 'llm'\njudge_model = 'm'\ndeadline_s = 2.0"
+    text = f"[prm]\nprm_url = 'http://127.0.0.1:{port}'\njudge_backend = 'llm'\njudge_model = 'm'\ndeadline_s = 60.0"
     try:
         assert causes(await findings_of(judging.check, tmp_path, text)) == [("fail", expected)]
     finally:

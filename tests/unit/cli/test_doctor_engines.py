@@ -24,7 +24,7 @@ async def looked_at(tmp_path: Path, engine: WireEngine, more: str = "", prm_keys
         path.write_text(
             f"[model]\nstudent_model_path = '{student}'\ndtype = 'float32'\n"
             f"[rollout]\nengine = 'vllm'\n[policy]\nengines = ['{policy_engine.url}']\n"
-            f"[prm]\nprm_url = '{engine.url}'\ndeadline_s = 3.0\n{prm_keys}\n{more}"
+            f"[prm]\nprm_url = '{engine.url}'\ndeadline_s = 60.0\n{prm_keys}\n{more}"
         )
         async with looking(load_config([path], environ={})) as look:
             return [*await configuration.check(look), *await prm.check_engine(look), *await teaching.check(look)]

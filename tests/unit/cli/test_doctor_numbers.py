@@ -37,7 +37,7 @@ async def looked_at(
         path.write_text(
             f"[model]\nstudent_model_path = '{student}'\ndtype = 'float32'\nmax_seq_len = 400\n"
             f"[rollout]\nengine = 'vllm'\n[policy]\nengines = ['{policy.url}']\n"
-            f"[prm]\nprm_url = '{teacher.url}'\ndeadline_s = 3.0\n"
+            f"[prm]\nprm_url = '{teacher.url}'\ndeadline_s = 60.0\n"
         )
         async with looking(load_config([path], environ={})) as look:
             (fit, *_) = await prm.check_engine(look)
@@ -131,7 +131,7 @@ async def test_a_wrong_key_is_named_before_anything_else(tmp_path: Path) -> None
         path = tmp_path / "config.toml"
         path.write_text(
             f"[model]\nstudent_model_path = '{student}'\n[policy]\nengines = ['{policy.url}']\n"
-            f"[prm]\nprm_url = '{teacher.url}'\ndeadline_s = 3.0\n"
+            f"[prm]\nprm_url = '{teacher.url}'\ndeadline_s = 60.0\n"
         )
         async with looking(load_config([path], environ={})) as look:
             (finding,) = await prm.check_engine(look)

@@ -43,7 +43,7 @@ class FakeGreedy:
         return True
 
 
-def rounds(broker: MemoryBroker, user: FakeUser, timeout_s: float = 20.0) -> tuple[Rounds, FakeGreedy]:
+def rounds(broker: MemoryBroker, user: FakeUser, timeout_s: float = 120.0) -> tuple[Rounds, FakeGreedy]:
     greedy: Any = FakeGreedy()
     fake: Any = user
     return Rounds(broker, fake, greedy, QUESTIONS, random.Random(0), timeout_s, lambda _: None), greedy
