@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -82,14 +83,19 @@ async def test_follows_the_systems_theme_and_switches(looker: Looker):
         colour = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(map(int, re.findall(r"\d+", colour)[:3]))
 
-    assert await ground() < 100
+    async def becomes(low: int, high: int) -> None:
+        async with asyncio.timeout(60):
+            while not low < await ground() < high:
+                await page.wait_for_timeout(50)
+
+    await becomes(-1, 100)
     await page.get_by_role("button", name="Light theme").click()
-    assert await ground() > 650
+    await becomes(650, 1000)
     await page.reload()
     await expect(page.get_by_role("heading", level=1)).to_be_visible()
     assert await ground() > 650
     await page.keyboard.press("t")
-    assert await ground() < 100
+    await becomes(-1, 100)
 
 
 async def test_is_used_by_keyboard_alone(looker: Looker):

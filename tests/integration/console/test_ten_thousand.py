@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -46,10 +47,9 @@ async def test_ten_thousand_turns(browser: Browser, console: RunningConsole):
         assert await rows.get_attribute("aria-rowcount") == str(NUMBER + 1)
         assert await page.get_by_role("row").count() < 80
         oldest = NUMBER + 1  # the header is the first row
-        for _ in range(60):
-            await rows.evaluate("box => box.scrollTo(0, box.scrollHeight)")
-            if await page.locator(f"[role=row][aria-rowindex='{oldest}']").count():
-                break
-            await page.wait_for_timeout(250)
+        async with asyncio.timeout(240):
+            while not await page.locator(f"[role=row][aria-rowindex='{oldest}']").count():
+                await rows.evaluate("box => box.scrollTo(0, box.scrollHeight)")
+                await page.wait_for_timeout(250)
         await expect(page.locator(f"[role=row][aria-rowindex='{oldest}']")).to_be_visible()
         assert await page.get_by_role("row").count() < 80
