@@ -95,10 +95,11 @@ async def test_a_killed_run_goes_on_and_every_turn_has_one_result_on_each_side(t
     other.write_text("[opd]\nmax_hint_length = 20\n", encoding="utf-8")
     config = f"{RULES}[advantage]\nestimator = 'combine'\n"
     arguments = command(tmp_path, file, config, "--until", "judge", "--compare", str(other))
-    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.DEVNULL)
-    await asyncio.to_thread(wait_for_judged, tmp_path / "out" / "replay.sqlite3", 40)
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED, *arguments[3:], stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == -signal.SIGKILL
+    assert num_judged(tmp_path / "out" / "replay.sqlite3") == 40
     assert not (tmp_path / "out" / "summary.json").exists()
 
     said = await replayed(arguments)
@@ -121,20 +122,29 @@ async def test_a_killed_run_goes_on_and_every_turn_has_one_result_on_each_side(t
     assert "holds this replay already" in await replayed(arguments)
 
 
-def wait_for_judged(database: Path, number: int) -> None:
-    """Until so many turns were judged."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if database.is_file():
-            try:
-                with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-                    (judged,) = connection.execute("SELECT COUNT(*) FROM turns WHERE judgement IS NOT NULL").fetchone()
-            except sqlite3.OperationalError:
-                judged = 0
-            if judged >= number:
-                return
-        time.sleep(0.005)
-    pytest.fail("nothing was judged")
+#: The command, as a machine would run it that fails once forty turns were judged.
+KILLED = """
+import os, signal
+from hintloop.app import main
+from hintloop.replay.store import Store
+
+judged, left = Store.judged, [40]
+
+def counted(*words):
+    judged(*words)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Store.judged = counted
+main()
+"""
+
+
+def num_judged(database: Path) -> int:
+    with closing(sqlite3.connect(database)) as connection:
+        (number,) = connection.execute("SELECT COUNT(*) FROM turns WHERE judgement IS NOT NULL").fetchone()
+    return int(number)
 
 
 def attached(engine: WireEngine, student: str) -> str:

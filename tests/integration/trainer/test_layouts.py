@@ -89,7 +89,7 @@ def launch(folder: Path, cases: list[Case], world: int, nodes: int) -> None:
         for node in range(nodes)
     ]
     try:
-        outputs = [launcher.communicate(timeout=300)[0] for launcher in launchers]
+        outputs = [launcher.communicate(timeout=540)[0] for launcher in launchers]
     finally:
         for launcher in launchers:
             # It ends its processes first.

@@ -30,7 +30,7 @@ def launch(job: Path, world: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}"]
     command += ["--master_addr=127.0.0.1", f"--master_port={parallel.free_port()}", str(SCRIPT), str(job)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert done.returncode == 0 and lines, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     found: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
