@@ -42,8 +42,7 @@ async def test_a_pause_makes_requests_wait_and_refuses_none(
     ):
 
         async def ask(stream: bool, max_tokens: int = 4) -> float:
-            """Seconds until the whole answer."""
-            began = time.monotonic()
+            """When the whole answer was here."""
             asked: dict[str, Any] = {
                 "model": "policy",
                 "messages": QUESTION,
@@ -57,9 +56,9 @@ async def test_a_pause_makes_requests_wait_and_refuses_none(
                     pass
             else:
                 assert answer.usage.completion_tokens == max_tokens
-            return time.monotonic() - began
+            return time.monotonic()
 
-        running = asyncio.create_task(ask(False, 48))
+        running = asyncio.create_task(ask(False, 96))
         await asyncio.sleep(0.3)
         await broker.set_weights(WeightsState(current=1, updating=2))
         (await engine.post(pause[0], json=pause[1])).raise_for_status()
@@ -67,18 +66,19 @@ async def test_a_pause_makes_requests_wait_and_refuses_none(
         waiting = [asyncio.create_task(ask(number % 2 == 0)) for number in range(4)]
         await asyncio.sleep(PAUSE_S)
         assert not any(task.done() for task in waiting)
+        resumed = time.monotonic()
         (await engine.post(resume[0], json=resume[1])).raise_for_status()
         await broker.set_weights(WeightsState(current=2))
-        waits = await asyncio.gather(*waiting)
+        answered = await asyncio.gather(*waiting)
         await running
         metrics = (await engine.get(proxy.url + "/metrics")).text
-    assert min(waits) >= PAUSE_S
+    assert min(answered) > resumed
     found = dict(re.findall(r"^(hintloop_proxy_pause_wait_seconds_(?:count|sum)) (\S+)$", metrics, re.MULTILINE))
     assert float(found["hintloop_proxy_pause_wait_seconds_count"]) == 5
     assert float(found["hintloop_proxy_pause_wait_seconds_sum"]) >= 4 * PAUSE_S
     assert not re.search(r"^hintloop_proxy_refused_total\{", metrics, re.MULTILINE)
     captures: list[Any] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(captures) < 5:
             captures += [entry.message for entry in await broker.read(CAPTURES, "test", 10, 200)]
     assert {capture.status for capture in captures} == {"complete"}
