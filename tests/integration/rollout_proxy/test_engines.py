@@ -45,7 +45,7 @@ def told(document: dict[str, Any]) -> set[str]:
 
 
 async def one_capture(broker: Any) -> Capture:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not (entries := await broker.read(CAPTURES, "test", 1, 200)):
             pass
     capture: Capture = entries[0].message
@@ -153,7 +153,7 @@ async def test_forced_tool_is_captured_as_its_parser_shows_it(setup: Any, stream
     json.loads(seen.function.arguments)
     # The ids are those of the words that the parser read, not of what it showed.
     detokenize = {"model": policy.name, "tokens": ids.tolist()}
-    async with httpx.AsyncClient(timeout=60) as engine:
+    async with httpx.AsyncClient(timeout=180) as engine:
         text = (await engine.post(policy.base_url + "/detokenize", json=detokenize)).json()
     assert "get_weather" in (text.get("prompt") or text.get("text"))
 
@@ -190,7 +190,7 @@ async def test_conversation_becomes_turns(policy: Any, redis_server: Any, start_
                 text += chunk.choices[0].delta.content or ""
             messages += [{"role": "assistant", "content": text.strip()}, {"role": "user", "content": complaint}]
     turns: list[Any] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while len(turns) < 2:
             turns += [entry.message for entry in await broker.read(TURNS, "test", 10, 200)]
     assert [turn.turn_index for turn in turns] == [0, 1]

@@ -137,7 +137,7 @@ def add_delta(event: dict[str, Any], delta: Any) -> None:
 
 async def served_name(url: str) -> str:
     """The model's name there; new weights rename it on SGLang, whose own endpoints then know no other."""
-    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="k", max_retries=0, timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="k", max_retries=0, timeout=180) as client:
         return (await client.models.list()).data[0].id
 
 

@@ -100,7 +100,7 @@ class Setup:
 
     async def capture(self) -> Capture:
         """The next capture."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while not (entries := await self.broker.read(CAPTURES, "test", 1, 200)):
                 pass
         capture: Capture = entries[0].message
