@@ -82,6 +82,14 @@ export interface Series {
   dashed?: boolean
 }
 
+/** The closest that ticks may stand and still be told apart by three digits. */
+function finest(series: readonly Series[]): number {
+  const largest = series
+    .flatMap((one) => one.points)
+    .reduce((most, [, value]) => Math.max(most, Math.abs(value ?? 0)), 0)
+  return largest > 0 ? 10 ** (Math.floor(Math.log10(largest)) - 2) : 0
+}
+
 export function linesOption(series: readonly Series[], xName: string, colours: Palette): Option {
   const { line, bare, label, split } = axes(colours)
   const few = series.every((one) => one.points.length < 3)
@@ -105,6 +113,7 @@ export function linesOption(series: readonly Series[], xName: string, colours: P
       type: 'value',
       scale: true,
       splitNumber: 4,
+      minInterval: finest(series),
       ...bare,
       ...split,
       axisLabel: { ...label, formatter: (value: number) => figure(Number(value.toPrecision(3))) },
