@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 import pytest
 from hintloop_contract.streams import FUNNEL
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from tests.integration.console.conftest import ALARM, Deployment
 from tests.integration.console.exchanges import CHINESE, FILE_MISSING, GOOD, SCRIPT
@@ -60,6 +61,30 @@ async def test_new_turns_appear_by_themselves(looker: Looker, deployment: Deploy
     # The row itself changes as the turn goes on.
     await expect(newest).to_contain_text("trained")
     await expect(page.get_by_test_id("total")).to_have_text(f"{total + 1} turns")
+
+
+async def test_what_happens_while_a_page_is_on_its_way_is_not_lost(looker: Looker, deployment: Deployment):
+    page = await looker.open("turns?stage=trained")
+    total = deployment.console.get("turns", limit=1).json()["total"]
+    answered, told = asyncio.Event(), asyncio.Event()
+
+    async def late(route: Route) -> None:
+        response = await route.fetch()
+        answered.set()
+        await told.wait()
+        await route.fulfill(response=response)
+
+    await page.route(re.compile(r"/turns\?"), late)
+    await page.get_by_role("combobox", name="Stage").select_option("")
+    await answered.wait()
+    (turn_id,) = await deployment.traffic.session([GOOD])
+    newest = page.get_by_role("row").nth(1)
+    await expect(newest.get_by_role("link")).to_have_attribute("href", f"#/turns/{turn_id}")
+    await expect(newest).to_contain_text("trained")
+    told.set()
+    await expect(page.get_by_test_id("total")).to_have_text(f"{total + 1} turns")
+    await expect(newest.get_by_role("link")).to_have_attribute("href", f"#/turns/{turn_id}")
+    await expect(newest).to_contain_text("trained")
 
 
 async def test_sessions_are_listed_and_searched(looker: Looker, deployment: Deployment):

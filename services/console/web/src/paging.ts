@@ -16,18 +16,34 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
   const busy = ref(false)
   const loaded = ref(false)
   let running: AbortController | null = null
+  // What was told since the page on its way was asked for: the page may have been read before it.
+  const heard = new Map<string, Row>()
+  const fresh = new Set<string>()
+
+  /** The rows of a page in their newest form. */
+  const upToDate = (page: Row[]): Row[] => page.map((row) => heard.get(keyOf(row)) ?? row)
+
+  /** Rows that came to be while the first page was on its way, and that it does not hold; newest first. */
+  function missingIn(page: Row[]): Row[] {
+    const held = new Set(page.map(keyOf))
+    return [...heard].filter(([key]) => fresh.has(key) && !held.has(key)).map(([, row]) => row)
+  }
 
   async function fetchPage(after: string | null): Promise<void> {
     running?.abort()
     const own = (running = new AbortController())
     busy.value = true
+    heard.clear()
+    fresh.clear()
     try {
       const limit = after === null ? FIRST_PAGE : PAGE_SIZE
       const page = await get<Page<Row>>(path, { ...query(), after, limit }, own.signal)
       if (own !== running) return
-      rows.value = after === null ? page.rows : [...rows.value, ...page.rows]
+      const missing = after === null ? missingIn(page.rows).reverse() : rows.value
+      rows.value = [...missing, ...upToDate(page.rows)]
       next.value = page.next
       total.value = page.total ?? total.value
+      if (after === null && total.value !== null) total.value += missing.length
       error.value = null
       loaded.value = true
     } catch (failure) {
@@ -45,6 +61,7 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
   /** Put a newer form of a row in its place; false when it is not among them. */
   function replace(row: Row): boolean {
     const key = keyOf(row)
+    if (busy.value) heard.set(key, row)
     const index = rows.value.findIndex((one) => keyOf(one) === key)
     if (index < 0) return false
     // A new list: the table that was given the old one looks at nothing inside it.
@@ -52,7 +69,9 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
     return true
   }
 
+  /** Put a new row, of which {@link replace} said that it is not among them, before the others. */
   function prepend(row: Row): void {
+    if (busy.value) fresh.add(keyOf(row))
     rows.value = [row, ...rows.value]
     if (total.value !== null) total.value += 1
   }
