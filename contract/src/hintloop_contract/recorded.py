@@ -297,7 +297,7 @@ def _raw_fields(turn: RecordedTurn) -> Iterator[RecordedTurnError]:
             yield from _message_problems(name, value)
 
 
-def _message_problems(name: str, items: list[dict[str, Any]]) -> Iterator[RecordedTurnError]:
+def _message_problems(name: str, items: Any) -> Iterator[RecordedTurnError]:
     """Items of a chat have a role; those of the Responses API may have a type in its place."""
     for index, item in enumerate(items):
         if not any(isinstance(item.get(key), str) and item[key] for key in ("role", "type")):
