@@ -42,6 +42,7 @@ class RedisBroker(RedisState, RedisDead, RedisDiagnosis, RedisHistory):
         super().__init__(client, policy)
         RedisHistory.__init__(self, client, history)
         self._retention_s = turn_retention_s
+        self._introduced: set[tuple[str, str]] = set()
         self._append = client.register_script(scripts.APPEND)
         self._append_many = client.register_script(scripts.APPEND_MANY)
         self._commit = client.register_script(scripts.COMMIT)
@@ -104,14 +105,21 @@ class RedisBroker(RedisState, RedisDead, RedisDiagnosis, RedisHistory):
     ) -> list[Entry[Any]]:
         key = self.keys.stream(stream)
         try:
+            await self._introduce(stream, consumer)
             reply = await self.client.xreadgroup(stream.group, consumer, {key: start}, count=count, block=block_ms)
         except ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if "NOGROUP" not in str(error) and "requires the key to exist" not in str(error):
                 raise
             await self._ensure_group(stream)
             return []
         items = [item for _, batch in reply for item in batch] if reply else []
         return await self._decode(stream, items)
+
+    async def _introduce(self, stream: Stream, consumer: str) -> None:
+        """Have ``consumer`` counted from its first look on; before 7.2, Redis lists it from its first message on."""
+        if (stream.name, consumer) not in self._introduced:
+            await self.client.xgroup_createconsumer(self.keys.stream(stream), stream.group, consumer)
+            self._introduced.add((stream.name, consumer))
 
     @available
     async def claim(self, stream: Stream, consumer: str, count: int, idle_ms: int) -> list[Entry[Any]]:

@@ -72,6 +72,17 @@ async def test_append_is_guarded_by_turn_id(broker):
     assert (await broker.funnel()).steps == {"captured": 1}
 
 
+async def test_a_consumer_is_counted_before_its_first_message(broker):
+    assert await broker.read(CAPTURES, "early", 10, 1) == []
+    assert list(await broker.holders(CAPTURES)) == ["early"]
+    await broker.client.delete(broker.keys.stream(CAPTURES))
+    # A Redis that lost everything is no reason to fail, for those who were counted and for others.
+    for name in ("early", "late"):
+        assert await broker.read(CAPTURES, name, 10, 1) == []
+    await broker.append(CAPTURES, capture())
+    assert [entry.turn_id for entry in await broker.read(CAPTURES, "late", 10, 50)] == ["a"]
+
+
 async def test_a_batch_is_appended_in_order_and_each_once(broker):
     batch = [pack_message(capture(name), tenant="t", traceparent="trace") for name in ("a", "b", "a", "c")]
     done, seen = Appended.DONE, Appended.SEEN
