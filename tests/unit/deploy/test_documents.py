@@ -54,7 +54,7 @@ def named_services(words: list[str]) -> list[str]:
             return [service]
         case ["cp", source, _]:
             return [source.split(":")[0]]
-        case [] | ["-f", *_]:
+        case []:
             return []
     raise AssertionError(f"docker compose {' '.join(words)}: not understood")
 

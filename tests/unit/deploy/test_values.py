@@ -27,6 +27,8 @@ ALIASES: dict[str, list[str]] = {
     "$redis": ["redis"],
     "$volume": ["weights", "checkpoints"],
 }
+#: Marks of numbers, one for each value. What looks for them where they must not stand has them as a pattern.
+NUMBERS = range(701, 840)
 #: Ways in which what is chosen, not written down, is chosen otherwise.
 CHOSEN_IN = ("as shipped", "cluster, nodes")
 
@@ -81,7 +83,7 @@ def marked(key: Key, value: Any, number: int) -> tuple[Any, str]:
     """A value that stands nowhere else, and the text by which it is found."""
     mark = f"zq{number}"
     if isinstance(value, int):
-        return 701 + number, str(701 + number)
+        return NUMBERS[number], str(NUMBERS[number])
     if isinstance(value, list):
         return [mark if schema_of(key).get("items", {}).get("type") == "string" else {mark: mark}], mark
     return ({mark: mark}, mark) if isinstance(value, dict) else (mark, mark)
@@ -130,6 +132,7 @@ def texts(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Callable[[l
 
 
 def test_every_value_is_used(texts: Callable[[list[Values]], list[str]]) -> None:
+    assert len(list(leaves(shipped()))) <= len(NUMBERS), "more values than numbers to mark them with"
     values, found = marks()
     assert len(set(found.values())) == len(found)
     plain = texts([CLAIM])[0]
