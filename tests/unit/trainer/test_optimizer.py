@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hintloop_trainer.learner import Learner
 from hintloop_trainer.lineage import Lineage
 from hintloop_trainer.megatron import optimizer
 from hintloop_trainer.megatron.parallel import Layout
+from hintloop_trainer.snapshot import adopt
 
 from .test_learner import SAMPLES, encoded, make_learner
 
@@ -111,6 +113,49 @@ def saved_bytes(learner: Learner) -> int:
     return sum(seen.values())
 
 
+def hand_over(learner: Learner, fresh: Learner, folder: Path) -> None:
+    """Save one after two steps, and have the other go on from there."""
+    store = CheckpointStore(folder, learner, 1)
+    state = TrainerState(
+        step=2, run="r", lineage=Lineage(), trained_turn_ids=[], num_trained=8, model_path="m", dtype="float32"
+    )
+    store.begin(state, None)
+    while (path := store.finish()) is None:
+        time.sleep(0.05)
+    CheckpointStore(folder, fresh, 1).load(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("training", [{}, DISTRIBUTED], ids=["plain", "distributed"])
+def test_a_rising_rate_goes_on_after_a_resume_and_begins_anew_without_moments(
+    student: Callable[..., Path], layout: Layout, tmp_path: Path, training: dict[str, Any], dtype: str
+) -> None:
+    settings = {"learning_rate": 6e-3, "lr_warmup_steps": 5, "dtype": dtype, **training}
+    directory = student()
+    learner, fresh = make_learner(directory, layout, **settings), make_learner(directory, layout, **settings)
+    assert rates(learner, 2) == pytest.approx([1e-3, 2e-3])
+    hand_over(learner, fresh, tmp_path)
+    assert rates(fresh, 2) == pytest.approx([3e-3, 4e-3])
+    adopt(fresh, directory)
+    assert rates(fresh, 2) == pytest.approx([1e-3, 2e-3])
+
+
+def rates(learner: Learner, count: int) -> list[float]:
+    """The learning rates of so many steps."""
+    found = []
+    for _ in range(count):
+        learner.begin([encoded(SAMPLES)])
+        found.append(learner.step(0).effective["learning_rate"])
+    return found
+
+
+def test_an_optimizer_that_counts_in_its_groups_is_read_where_it_has_weights() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    inner = torch.optim.SGD([{"params": [weight], "step": 4}])
+    inner.param_groups.insert(0, {"params": [], "step": 1})
+    assert optimizer.num_made(SimpleNamespace(optimizer=inner)) == 4
+
+
 def test_what_stands_behind_a_padded_bucket_is_saved_as_it_is(
     student: Callable[..., Path], layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,15 +166,8 @@ def test_what_stands_behind_a_padded_bucket_is_saved_as_it_is(
     learner = make_learner(directory, layout, **training)
     assert len(learner.replicated.buffers[0].buckets) > 3
     steps(learner, 2)
-    store = CheckpointStore(tmp_path / "checkpoints", learner, 1)
-    state = TrainerState(
-        step=2, run="r", lineage=Lineage(), trained_turn_ids=[], num_trained=8, model_path="m", dtype="float32"
-    )
-    store.begin(state, None)
-    while (path := store.finish()) is None:
-        time.sleep(0.05)
     fresh = make_learner(directory, layout, **training)
-    CheckpointStore(tmp_path / "checkpoints", fresh, 1).load(path)
+    hand_over(learner, fresh, tmp_path / "checkpoints")
     assert torch.equal(main_weights(fresh), main_weights(learner))
     assert steps(fresh, 2) == steps(learner, 2)
     assert torch.equal(main_weights(fresh), main_weights(learner))

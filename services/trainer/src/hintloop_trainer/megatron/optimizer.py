@@ -114,15 +114,26 @@ def _unwrapped(value: Any) -> Any:
 
 def restore(optimizer: MegatronOptimizer, loaded: dict[str, Any], training: TrainingSection) -> None:
     """Take what :func:`sharded` described, read from a checkpoint; coefficients are as configured now."""
+    inside = all(_counts_inside(inner) for inner in torch_optimizers(optimizer))
     for part in _parts(loaded["parts"]):
         inner = _inner(part)
-        if "state" in inner:
+        if inside and "state" in inner:
             inner["state"]["common_step"] = torch.tensor(float(loaded["steps"]))
         for group in inner["param_groups"]:
-            if "step" in group:
+            # Megatron's distributed optimizer hands the count over in its groups whoever counts.
+            if "step" in group or not inside:
                 group["step"] = loaded["steps"]
     optimizer.load_state_dict(loaded["parts"])
+    if inside:
+        for group in optimizer.param_groups:
+            # Nobody counts here: it would stay at what it is now.
+            group.pop("step", None)
     configure(optimizer, training)
+
+
+def _counts_inside(inner: torch.optim.Optimizer) -> bool:
+    """Whether steps are counted beside every weight's moments, as torch does; the fused AdamW counts in its groups."""
+    return isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
 
 
 def check_saved(directory: Path, training: TrainingSection) -> None:
@@ -158,7 +169,7 @@ def begin_anew(optimizer: MegatronOptimizer) -> None:
             part.init_state_fn(part.optimizer, part.config)
     for inner in torch_optimizers(optimizer):
         for entries in inner.state.values():
-            _empty(entries, steps_inside=isinstance(inner, torch.optim.Adam | torch.optim.AdamW))
+            _empty(entries, steps_inside=_counts_inside(inner))
         for group in inner.param_groups:
             group.update({"step": 0} if "step" in group else {})
 
@@ -196,8 +207,9 @@ def warmed_up(training: TrainingSection, num_made: int) -> float:
 def num_made(optimizer: MegatronOptimizer) -> int:
     """Steps that the moments have seen; restored with them."""
     for inner in torch_optimizers(optimizer):
-        # Megatron's fused AdamW counts in its groups, torch's beside every weight's moments.
-        for counter in (*inner.param_groups, *inner.state.values()):
+        # The fused one counts in no group that has no weights on this rank.
+        groups = [group for group in inner.param_groups if group["params"]]
+        for counter in inner.state.values() if _counts_inside(inner) else groups:
             if "step" in counter:
                 return int(counter["step"])
     return 0
