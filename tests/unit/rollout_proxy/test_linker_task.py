@@ -1,4 +1,4 @@
-"""The linker on the streams: what it commits, what it drops and why, who may link."""
+"""The linker on the streams: what it commits, what it drops and why."""
 
 from __future__ import annotations
 
@@ -116,6 +116,8 @@ async def test_obstacles(broker: Any, change: dict[str, Any], training: dict[str
     stage = "capture" if reason == "count_mismatch" else "link"
     assert set((await broker.funnel()).drops) == ({(stage, reason)} if reason else set())
     assert (await broker.counts(DROPS)).length == (1 if reason else 0)
+    switches = {"mixed_version": "training.allow_mixed_version", "constrained": "training.allow_constrained"}
+    assert all(switches.get(drop.reason, "") in drop.detail for drop in await broker.newest_drops(2))
 
 
 async def test_backpressure_past_the_limit(broker: Any) -> None:
@@ -142,44 +144,6 @@ async def released(task: LinkerTask, broker: Any, count: int) -> list[Any]:
 async def turns_of(task: LinkerTask, broker: Any, count: int) -> list[str]:
     """Step ``task`` until it released ``count`` turns; their ids."""
     return [entry.turn_id for entry in await released(task, broker, count)]
-
-
-async def expire_lease(broker: MemoryBroker) -> None:
-    """End the lease as its time would, whoever holds it."""
-    assert await broker.client.delete(broker.keys.linker_lease) == 1
-
-
-async def test_only_the_holder_of_the_lease_links(broker: Any) -> None:
-    first = LinkerTask(broker, make_config(linker={"lease_ms": 600_000}), ProxyMetrics())
-    second = LinkerTask(broker, make_config(), ProxyMetrics())
-    assert await first._hold_lease()
-    assert not await second._hold_lease()
-    await broker.append(CAPTURES, make_capture("a", "q"))
-    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
-    await expire_lease(broker)
-    assert await second._hold_lease()
-    # The first does not know yet that it lost the lease; its fence is old, so nothing that it writes counts.
-    await first.step()
-    assert (await broker.counts(TURNS)).length == 0
-    # What it read then is linked all the same, though the first never says that it gave it up.
-    assert await turns_of(second, broker, 1) == ["a"]
-
-
-async def test_who_lost_the_lease_hands_over_what_it_read(broker: Any) -> None:
-    config = make_config(linker={"lease_ms": 600_000})
-    first, second = (LinkerTask(broker, config, ProxyMetrics()) for _ in range(2))
-    assert await first._hold_lease()
-    await expire_lease(broker)
-    assert await second._hold_lease()
-    await broker.append(CAPTURES, make_capture("a", "q"))
-    await first.step()
-    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
-    await second.step()
-    for task in (first, second):
-        assert task._lease is not None
-        task._lease.renew_at = 0.0
-    assert not await first._hold_lease()
-    assert await turns_of(second, broker, 1) == ["a"]
 
 
 async def test_a_rebuild_that_fails_is_done_again(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def find_obstacle(capture: Capture, link: Link, training: TrainingSection) -> Pr
     if link.next_state == b"[]" and link.score is None:
         return DropReason.NO_NEXT_STATE, "no words follow the answer: nothing, white space, or token ids alone"
     if capture.version_oldest != capture.version_newest and not training.allow_mixed_version:
-        return DropReason.MIXED_VERSION, f"weights {capture.version_oldest} to {capture.version_newest}"
+        versions = f"weights {capture.version_oldest} to {capture.version_newest}"
+        return DropReason.MIXED_VERSION, f"{versions}; training.allow_mixed_version is false"
     if capture.sampling.constrained and not training.allow_constrained:
         why = "; the engine's sampling defaults are not known" if capture.sampling.defaults_unknown else ""
         return DropReason.CONSTRAINED, f"training.allow_constrained is false{why}"

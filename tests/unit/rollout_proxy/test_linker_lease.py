@@ -1,0 +1,60 @@
+"""Who may link: one at a time, and nobody's turn is lost when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hintloop_contract.streams import CAPTURES, TURNS
+from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_rollout_proxy.linker_task import LinkerTask
+from hintloop_rollout_proxy.metrics import ProxyMetrics
+
+from .test_linker_task import make_capture, make_config, turns_of
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[MemoryBroker]:
+    memory = MemoryBroker()
+    await memory.ensure_groups()
+    yield memory
+    await memory.close()
+
+
+async def expire_lease(broker: MemoryBroker) -> None:
+    """End the lease as its time would, whoever holds it."""
+    assert await broker.client.delete(broker.keys.linker_lease) == 1
+
+
+async def test_only_the_holder_of_the_lease_links(broker: Any) -> None:
+    first = LinkerTask(broker, make_config(linker={"lease_ms": 600_000}), ProxyMetrics())
+    second = LinkerTask(broker, make_config(), ProxyMetrics())
+    assert await first._hold_lease()
+    assert not await second._hold_lease()
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    await expire_lease(broker)
+    assert await second._hold_lease()
+    # The first does not know yet that it lost the lease; its fence is old, so nothing that it writes counts.
+    await first.step()
+    assert (await broker.counts(TURNS)).length == 0
+    # What it read then is linked all the same, though the first never says that it gave it up.
+    assert await turns_of(second, broker, 1) == ["a"]
+
+
+async def test_who_lost_the_lease_hands_over_what_it_read(broker: Any) -> None:
+    config = make_config(linker={"lease_ms": 600_000})
+    first, second = (LinkerTask(broker, config, ProxyMetrics()) for _ in range(2))
+    assert await first._hold_lease()
+    await expire_lease(broker)
+    assert await second._hold_lease()
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await first.step()
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    await second.step()
+    for task in (first, second):
+        assert task._lease is not None
+        task._lease.renew_at = 0.0
+    assert not await first._hold_lease()
+    assert await turns_of(second, broker, 1) == ["a"]
