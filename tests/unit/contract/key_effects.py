@@ -181,7 +181,7 @@ OBSERVED = {
     "::test_the_oldest_requests_are_settled_past_the_configured_number",
     "linker.capture_log": "unit/rollout_proxy/test_linker_task.py"
     "::test_captures_are_logged_where_the_configuration_says",
-    "linker.lease_ms": "unit/rollout_proxy/test_linker_lease.py::test_who_lost_the_lease_hands_over_what_it_read",
+    "linker.lease_ms": "unit/rollout_proxy/test_linker_lease.py::test_a_lease_lasts_as_long_as_configured",
     "redis.url": "unit/cli/test_app.py::test_status_reads_settings_too",
     "redis.sentinel_password": "integration/redis_ha/test_replicas.py::test_sentinels_with_a_password_of_their_own",
     "redis.wait_replicas": "integration/redis_ha/test_replicas.py"

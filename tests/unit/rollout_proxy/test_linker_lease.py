@@ -58,3 +58,9 @@ async def test_who_lost_the_lease_hands_over_what_it_read(broker: Any) -> None:
         task._lease.renew_at = 0.0
     assert not await first._hold_lease()
     assert await turns_of(second, broker, 1) == ["a"]
+
+
+async def test_a_lease_lasts_as_long_as_configured(broker: MemoryBroker) -> None:
+    task = LinkerTask(broker, make_config(linker={"lease_ms": 600_000}), ProxyMetrics())
+    assert await task._hold_lease()
+    assert 500_000 < await broker.client.pttl(broker.keys.linker_lease) <= 600_000
