@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.onlooker import STEP_S, console_url, look_on
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1700)]
 
 
 @contextmanager
