@@ -118,28 +118,43 @@ def ways(logs: list[Any]) -> list[str]:
     return [entry["by"] for entry in logs if entry["event"] == "engine updated"]
 
 
-async def long_answer(engine: RunningEngine, model: str) -> tuple[int, str | None]:
+async def long_answer(engine: RunningEngine, model: str, begun: asyncio.Event) -> tuple[int, str | None]:
+    """Tokens and finish reason; ``begun`` is set when the engine has made the first token."""
     body = {
         "model": model,
         "prompt": [10, 20, 30],
         "max_tokens": 160,
         "temperature": 0.0,
         "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
+    tokens, finish_reason = 0, None
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{engine.base_url}/v1/completions", json=body) as answer,
     ):
         assert answer.status == 200, await answer.text()
-        found = await answer.json()
-    return found["usage"]["completion_tokens"], found["choices"][0]["finish_reason"]
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line.removeprefix(b"data: "))
+            assert "error" not in chunk, chunk
+            begun.set()
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+            for choice in chunk["choices"]:
+                finish_reason = choice["finish_reason"] or finish_reason
+    return tokens, finish_reason
 
 
 async def under_way(engine: RunningEngine, model: str) -> asyncio.Task[tuple[int, str | None]]:
-    """A long answer that is being made; where this process stood still until one was whole, another one."""
+    """A long answer that the engine has begun; where this process stood still until one was whole, another one."""
     for _ in range(20):
-        answer = asyncio.create_task(long_answer(engine, model))
-        await asyncio.sleep(0.3)
+        begun = asyncio.Event()
+        answer = asyncio.create_task(long_answer(engine, model, begun))
+        first = asyncio.create_task(begun.wait())
+        await asyncio.wait([answer, first], return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
         if not answer.done():
             return answer
         assert answer.result() == (160, "length")
