@@ -22,10 +22,21 @@ WINDOW_S = 5.0
 NUM_WINDOWS = 3
 
 
-async def _rate(broker: RedisBroker) -> float:
-    """Turns per second: the slope of the count over a window, which steps of whole batches do not bend.
+def slope(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    """Turns per second: the slope of their count over ``[N]`` times in seconds; 0 where there are too few to tell.
 
-    The best of some windows: what else the machine does can only lower it.
+    Steps of whole batches do not bend it.
+    """
+    if len(times) < 2 or times[-1] == times[0]:
+        return 0.0
+    return float(np.polyfit(times - times[0], np.arange(len(times)), 1)[0])
+
+
+async def _rate(broker: RedisBroker) -> float:
+    """Turns judged per second, the best of some windows: what else the machine does can only lower it.
+
+    Raises:
+        RuntimeError: none were judged.
     """
     best = 0.0
     for _ in range(NUM_WINDOWS):
@@ -33,8 +44,9 @@ async def _rate(broker: RedisBroker) -> float:
         await asyncio.sleep(WINDOW_S)
         entries = await broker.client.xrange(broker.keys.stream(JUDGED))
         times = np.array([int(entry_id.split(b"-")[0]) / 1000 for entry_id, _ in entries])
-        inside = times[times >= start_s]
-        best = max(best, float(np.polyfit(inside - start_s, np.arange(len(inside)), 1)[0]))
+        best = max(best, slope(times[times >= start_s]))
+    if not best:
+        raise RuntimeError("no turn was judged while it was measured: the judges do not come up, or all turns are done")
     return best
 
 

@@ -301,11 +301,10 @@ def _message_problems(name: str, items: Any) -> Iterator[RecordedTurnError]:
     """Items of a chat have a role; those of the Responses API may have a type in its place."""
     for index, item in enumerate(items):
         if not any(isinstance(item.get(key), str) and item[key] for key in ("role", "type")):
-            yield RecordedTurnError(
-                f"{name}[{index}].role", "it is missing", "give each message its role, as it was sent"
-            )
+            what = "it is missing, or no text"
+            yield RecordedTurnError(f"{name}[{index}].role", what, "give each message its role, as it was sent")
         content = item.get("content")
-        if content is not None and not isinstance(content, str | list | dict):
+        if content is not None and not isinstance(content, str | list):
             what = f"{type(content).__name__} {content!r} is no text"
             yield RecordedTurnError(f"{name}[{index}].content", what, "give a string, a list of parts, or null")
 

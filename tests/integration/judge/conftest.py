@@ -66,6 +66,8 @@ class StandInEngine:
     url: str = ""
     reply: Reply = field(default=lambda body: ["\\boxed{1}"])
     seconds: float = 0.0
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, unless answers about turns are held back; a judge that starts asks about none."""
     drip: bool = False
     num_asked: int = 0
     num_running: int = 0
@@ -74,16 +76,23 @@ class StandInEngine:
     asked: Counter[str] = field(default_factory=Counter)
     """Questions by the turn whose name stands in the user's words (``turn-…``)."""
 
+    def __post_init__(self) -> None:
+        """Nothing is held back."""
+        self.free.set()
+
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a question."""
         body = await request.json()
         text = body["messages"][0]["content"]
-        self.asked.update(word.strip(".") for word in text.split() if word.startswith("turn-"))
+        named = [word.strip(".") for word in text.split() if word.startswith("turn-")]
+        self.asked.update(named)
         self.num_asked += 1
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
             await asyncio.sleep(self.seconds)
+            if named:
+                await self.free.wait()
         finally:
             self.num_running -= 1
         if self.drip:

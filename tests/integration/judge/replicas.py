@@ -57,7 +57,7 @@ async def judging(redis_url: str, engine: StandInEngine, folder: Path) -> AsyncI
     config = folder / "config.toml"
     config.write_text(
         f'[redis]\nurl = "{redis_url}"\nclaim_idle_ms = 4000\n'
-        f'[prm]\nprm_url = "{engine.url}"\nmax_concurrency = {CONCURRENCY}\n'
+        f'[prm]\nprm_url = "{engine.url}"\nmax_concurrency = {CONCURRENCY}\ntimeout_s = 300\n'
         '[advantage]\nestimator = "grpo"\n[training]\nmax_staleness_steps = 1000\n'
         '[logging]\nlevel = "error"\n'
     )
@@ -69,10 +69,14 @@ async def judging(redis_url: str, engine: StandInEngine, folder: Path) -> AsyncI
 
 
 async def busy(engine: StandInEngine, num: int) -> None:
-    """Wait until so many questions are asked at once."""
-    async with asyncio.timeout(120):
-        while engine.most_running < num:
-            await asyncio.sleep(0.05)
+    """Wait until so many questions are asked at once. None is answered before, or turns might end meanwhile."""
+    engine.free.clear()
+    try:
+        async with asyncio.timeout(120):
+            while engine.num_running < num:
+                await asyncio.sleep(0.05)
+    finally:
+        engine.free.set()
 
 
 async def left(broker: RedisBroker, num: int) -> None:

@@ -39,6 +39,7 @@ async def test_four_judges_ask_four_times_as_much_and_no_turn_is_judged_twice(
     assert engine.most_running == CONCURRENCY
     await replicas.start(3)
     await busy(engine, 4 * CONCURRENCY)
+    assert engine.most_running == 4 * CONCURRENCY
 
     # They come and go: two are killed at work, one is asked to stop, two begin.
     await replicas.end(signal.SIGKILL)
@@ -52,8 +53,7 @@ async def test_four_judges_ask_four_times_as_much_and_no_turn_is_judged_twice(
     assert sorted(judged) == names
     assert (await broker.funnel()).drops == {}
     assert (await broker.counts(DEAD)).length == 0
-    assert engine.most_running <= 4 * CONCURRENCY
     repeated = sum(engine.asked[name] - 1 for name in names)
     assert all(engine.asked[name] >= 1 for name in names)
     assert repeated <= 2 * CONCURRENCY, "only what a killed judge was asking may be asked again"
-    print(f"{engine.most_running} questions at once at most; {repeated} asked again")
+    print(f"{repeated} asked again")

@@ -27,6 +27,7 @@ from pydantic import ValidationError
         ("prm.judge_cache_s", "1000000000000000000", "less than or equal to 315360000"),
         ("redis.turn_retention_s", "1000000000000000000", "less than or equal to 315360000"),
         ("linker.settle_ms", "1000000000000000000", "less than or equal to 315360000000"),
+        ("training.lr_warmup_steps", "10000", "begins at a learning rate of 1e-10, which moves no weight"),
         ("training.engine", '"fsdp"', "Input should be 'megatron'"),
         ("training.sequence_parallel", "true", "set training.tensor_model_parallel_size above 1"),
         ("training.recompute_granularity", '"full"', "needs training.recompute_method"),

@@ -83,6 +83,16 @@ class TrainingSection(LayoutKeys, LossKeys):
         return self.save_interval * self.train_batch_size * (2 if self.async_save else 1)
 
     @model_validator(mode="after")
+    def _rate_that_moves(self) -> TrainingSection:
+        first = self.learning_rate / (self.lr_warmup_steps + 1)
+        if self.lr_warmup_steps and first < 1e-10:
+            raise ValueError(
+                f"training.lr_warmup_steps {self.lr_warmup_steps} begins at a learning rate of {first:.2g}, which "
+                "moves no weight; give fewer, or a higher training.learning_rate"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _whole_rows(self) -> TrainingSection:
         if self.packing and self.context_parallel_size > 1:
             raise ValueError(
