@@ -61,6 +61,13 @@ export function figure(value: Number_): string {
   return value < 0 ? `${MINUS}${text}` : text
 }
 
+/** A tick of an axis: as many digits as it has, less what binary fractions add. */
+export function tick(value: number): string {
+  const size = Number(Math.abs(value).toPrecision(12))
+  const text = size >= 1e6 || (size > 0 && size < 1e-3) ? size.toExponential() : String(size)
+  return value < 0 && size > 0 ? `${MINUS}${text}` : text
+}
+
 export function percent(value: Number_, digits = 1): string {
   return missing(value) ? NONE : `${(100 * value).toFixed(digits)} %`
 }

@@ -26,7 +26,8 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
   /** Rows that came to be while the first page was on its way, and that it does not hold; newest first. */
   function missingIn(page: Row[]): Row[] {
     const held = new Set(page.map(keyOf))
-    return [...heard].filter(([key]) => fresh.has(key) && !held.has(key)).map(([, row]) => row)
+    const missing = [...heard].filter(([key]) => fresh.has(key) && !held.has(key))
+    return missing.map(([, row]) => row).reverse()
   }
 
   async function fetchPage(after: string | null): Promise<void> {
@@ -39,7 +40,7 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
       const limit = after === null ? FIRST_PAGE : PAGE_SIZE
       const page = await get<Page<Row>>(path, { ...query(), after, limit }, own.signal)
       if (own !== running) return
-      const missing = after === null ? missingIn(page.rows).reverse() : rows.value
+      const missing = after === null ? missingIn(page.rows) : rows.value
       rows.value = [...missing, ...upToDate(page.rows)]
       next.value = page.next
       total.value = page.total ?? total.value
@@ -72,6 +73,8 @@ export function usePages<Row>(path: string, query: () => Query, keyOf: (row: Row
   /** Put a new row, of which {@link replace} said that it is not among them, before the others. */
   function prepend(row: Row): void {
     if (busy.value) fresh.add(keyOf(row))
+    // The first page, which is on its way then, brings it.
+    if (!loaded.value) return
     rows.value = [row, ...rows.value]
     if (total.value !== null) total.value += 1
   }

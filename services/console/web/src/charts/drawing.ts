@@ -3,7 +3,7 @@
 import type { BarSeriesOption, LineSeriesOption } from 'echarts/charts'
 import type { GridComponentOption, LegendComponentOption, TooltipComponentOption } from 'echarts/components'
 import type { ComposeOption } from 'echarts/core'
-import { figure } from '../format'
+import { figure, tick } from '../format'
 
 export type Option = ComposeOption<
   BarSeriesOption | LineSeriesOption | GridComponentOption | LegendComponentOption | TooltipComponentOption
@@ -82,12 +82,12 @@ export interface Series {
   dashed?: boolean
 }
 
-/** The closest that ticks may stand and still be told apart by three digits. */
+/** The closest that ticks may stand: what differs by less, differs by rounding. */
 function finest(series: readonly Series[]): number {
   const largest = series
     .flatMap((one) => one.points)
     .reduce((most, [, value]) => Math.max(most, Math.abs(value ?? 0)), 0)
-  return largest > 0 ? 10 ** (Math.floor(Math.log10(largest)) - 2) : 0
+  return largest > 0 ? 10 ** (Math.floor(Math.log10(largest)) - 9) : 0
 }
 
 export function linesOption(series: readonly Series[], xName: string, colours: Palette): Option {
@@ -116,7 +116,7 @@ export function linesOption(series: readonly Series[], xName: string, colours: P
       minInterval: finest(series),
       ...bare,
       ...split,
-      axisLabel: { ...label, formatter: (value: number) => figure(Number(value.toPrecision(3))) },
+      axisLabel: { ...label, formatter: tick },
     },
     series: series.map((one) => ({
       type: 'line',

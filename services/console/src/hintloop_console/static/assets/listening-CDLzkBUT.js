@@ -1,1 +1,0 @@
-import{T as e,Y as t,w as n}from"./index-CWdvG-Qr.js";function r(e,r){t(n(e,r))}function i(n){t(e(n))}export{i as n,r as t};

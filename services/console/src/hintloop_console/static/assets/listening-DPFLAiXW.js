@@ -1,0 +1,1 @@
+import{E as e,T as t,X as n}from"./index-WoA-Vchz.js";function r(e,r){n(t(e,r))}function i(t){n(e(t))}export{i as n,r as t};
