@@ -12,7 +12,7 @@ from playwright.async_api import Route, expect
 
 from tests.integration.console.conftest import ALARM, Deployment
 from tests.integration.console.exchanges import CHINESE, FILE_MISSING, GOOD, SCRIPT
-from tests.integration.console.looking import PHONE, Looker, check_accessible, overflow
+from tests.integration.console.looking import PATIENCE_MS, PHONE, Looker, check_accessible, overflow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -85,6 +85,40 @@ async def test_what_happens_while_a_page_is_on_its_way_is_not_lost(looker: Looke
     await expect(page.get_by_test_id("total")).to_have_text(f"{total + 1} turns")
     await expect(newest.get_by_role("link")).to_have_attribute("href", f"#/turns/{turn_id}")
     await expect(newest).to_contain_text("trained")
+
+
+async def test_what_happens_while_the_first_page_is_on_its_way_is_not_lost(looker: Looker, deployment: Deployment):
+    page = await looker.open("loop")
+    await expect(page.get_by_test_id("link")).to_have_text("Live")
+    total = deployment.console.get("turns", limit=1).json()["total"]
+    answered, told, trained = asyncio.Event(), asyncio.Event(), set[str]()
+
+    async def late(route: Route) -> None:
+        response = await route.fetch()
+        answered.set()
+        await told.wait()
+        await route.fulfill(response=response)
+
+    def heard(event: dict[str, str]) -> None:
+        if event["eventName"] == "turn" and (row := json.loads(event["data"]))["stage"] == "trained":
+            trained.add(row["turn_id"])
+
+    network = await page.context.new_cdp_session(page)
+    network.on("Network.eventSourceMessageReceived", heard)
+    await network.send("Network.enable")
+    await page.route(re.compile(r"/turns\?"), late)
+    await page.goto(f"{looker.url}#/turns")
+    await answered.wait()
+    (turn_id,) = await deployment.traffic.session([GOOD])
+    # Nothing is shown yet by which it could be seen that the last was told.
+    async with asyncio.timeout(PATIENCE_MS / 1000):
+        while turn_id not in trained:
+            await asyncio.sleep(0.05)
+    told.set()
+    newest = page.get_by_role("row").nth(1)
+    await expect(newest.get_by_role("link")).to_have_attribute("href", f"#/turns/{turn_id}")
+    await expect(newest).to_contain_text("trained")
+    await expect(page.get_by_test_id("total")).to_have_text(f"{total + 1} turns")
 
 
 async def test_sessions_are_listed_and_searched(looker: Looker, deployment: Deployment):
