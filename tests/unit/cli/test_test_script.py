@@ -20,9 +20,9 @@ case "$*" in
   *) sleep 0.2; exit "$UNIT" ;;
 esac
 """
-ENGINES = "ran -m pytest -m (not slow) and engine --ignore=tests/unit"
-UNIT = "ran -m pytest -m not slow tests/unit"
-PROCESSES = "ran -m pytest -m (not slow) and not engine --ignore=tests/unit"
+ENGINES = "ran -m pytest --durations=15 -m (not slow) and engine --ignore=tests/unit"
+UNIT = "ran -m pytest --durations=15 -m not slow tests/unit"
+PROCESSES = "ran -m pytest --durations=15 -m (not slow) and not engine --ignore=tests/unit"
 NOTHING_CHOSEN = 5
 
 
@@ -66,4 +66,4 @@ def test_all_lanes_run_to_their_end(tmp_path: Path, unit: int, processes: int, e
 
 def test_arguments_are_one_pytests(tmp_path: Path) -> None:
     done = run(tmp_path, "tests/unit/cli", "-x", unit=3)
-    assert (done.returncode, done.stdout) == (3, "ran -m pytest -m not slow tests/unit/cli -x\n")
+    assert (done.returncode, done.stdout) == (3, "ran -m pytest --durations=15 -m not slow tests/unit/cli -x\n")

@@ -224,6 +224,35 @@ def test_a_writer_that_fails_leaves_the_checkpoint_before(
     assert finished(store) == checkpoints.step_directory(root, 2)
 
 
+class Trap:
+    """Ends the process that collects it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_writer_collects_nothing_that_others_left(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What gRPC's threads had in their hands is poison in a process without these threads. Megatron sees to it."""
+    store = CheckpointStore(tmp_path / "checkpoints", learner, 2)
+    fsync, trainer = os.fsync, os.getpid()
+
+    def littering(descriptor: int) -> None:
+        if os.getpid() != trainer:
+            Trap()
+            assert len([[] for _ in range(100_000)]) == 100_000
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", littering)
+        store.begin(make_state(1), None)
+        assert finished(store).is_dir()
+
+
 def test_files_cut_off_are_refused_with_the_way_out(learner: Learner, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", learner, 2)
     make_step(learner, 0, 1)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -247,3 +250,22 @@ async def test_a_question_beyond_a_message_is_too_long_and_the_others_are_asked(
     assert isinstance(good, Answer)
     assert isinstance(long, Unscorable) and long.reason is DropReason.TOO_LONG
     await client.close()
+
+
+FIRST_IMPORT = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc":
+            print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"))
+sys.meta_path.insert(0, Watch())
+import hintloop_trainer.__main__, hintloop_trainer.wiring
+"""
+
+
+def test_grpc_has_no_part_in_forks_of_the_trainer() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_IMPORT], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.split() == ["0"]

@@ -7,12 +7,8 @@ and acknowledges nothing. What is wrong with one sample is told beside the other
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-# The processes that are forked here (checkpoint writers) speak no gRPC; its fork handlers would only complain.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
