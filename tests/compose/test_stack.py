@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+import tomllib
 from datetime import datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 #: What may end otherwise than by being trained, and rightly: a session's last exchange has no next state, and a trainer
 #: that is killed over a release leaves answers by weights that nobody has.
 RIGHT_ENDS = {"no_next_state", "orphan_version"}
+TRAINING = tomllib.loads((Path(__file__).parent / "config" / "config.toml").read_text())["training"]
 JUDGE_ADDRESSES = """
 import json, socket
 print(json.dumps(sorted({entry[4][0] for entry in socket.getaddrinfo("judge", 18010, type=socket.SOCK_STREAM)})))
@@ -218,9 +220,13 @@ def test_nothing_was_lost_and_nothing_doubled(up: Stack, traffic: Traffic) -> No
 
 
 def settled(account: Account, last: int) -> bool:
-    """Nothing is on its way any more but ``last`` answers without a next state, and what does not fill a batch."""
+    """Nothing is on its way any more but ``last`` answers without a next state, and what does not fill a batch.
+
+    A batch that is trained while the next checkpoint is not due waits for it too.
+    """
     linked = account.lengths["captures"] <= last and account.under_way == 0
-    return linked and len(account.waiting_untrained) < 8 and bool(account.trained)
+    held = TRAINING["save_interval"] * TRAINING["train_batch_size"]
+    return linked and len(account.waiting_untrained) < held and bool(account.trained)
 
 
 def turns_of(account: Account) -> dict[str, list[str]]:
