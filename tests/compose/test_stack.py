@@ -200,6 +200,12 @@ def test_nothing_was_lost_and_nothing_doubled(up: Stack, traffic: Traffic) -> No
     traffic.end()
     # The last answer of a session has no next state, and waits for the session's timeout.
     last = len(traffic.answered - traffic.followed)
+    eventually(
+        lambda: unlinked(take_account(up), traffic.followed),
+        lambda left: left == set(),
+        "exchanges without a turn",
+        150,
+    )
     account = eventually(lambda: take_account(up), lambda found: settled(found, last), "turns under way", 150)
 
     assert account.lengths["dead"] == 0
@@ -207,8 +213,7 @@ def test_nothing_was_lost_and_nothing_doubled(up: Stack, traffic: Traffic) -> No
     repeated = {turn: number for turn, number in account.ends().items() if number > 1}
     assert repeated == {}, f"turns with several ends; {len(account.trained)} trained"
     assert account.num_trained == len(account.trained) == len(set(account.trained))
-    missing = traffic.followed - turns_of(account).keys()
-    assert missing == set(), f"exchanges of which no turn came, of {len(traffic.followed)}"
+    assert unlinked(account, traffic.followed) == set()
     ended = account.ends().keys()
     lost = {turn: marks for turn, marks in account.marks.items() if turn not in ended}
     assert lost == {}
@@ -219,14 +224,19 @@ def test_nothing_was_lost_and_nothing_doubled(up: Stack, traffic: Traffic) -> No
     assert len(traffic.followed) > 5 * EXCHANGES
 
 
+def unlinked(account: Account, followed: set[str]) -> set[str]:
+    """Exchanges of which no turn came yet."""
+    return followed - turns_of(account).keys()
+
+
 def settled(account: Account, last: int) -> bool:
     """Nothing is on its way any more but ``last`` answers without a next state, and what does not fill a batch.
 
     A batch that is trained while the next checkpoint is not due waits for it too.
     """
-    linked = account.lengths["captures"] <= last and account.under_way == 0
+    all_linked = account.lengths["captures"] <= last and account.under_way == 0
     held = TRAINING["save_interval"] * TRAINING["train_batch_size"]
-    return linked and len(account.waiting_untrained) < held and bool(account.trained)
+    return all_linked and len(account.waiting_untrained) < held and bool(account.trained)
 
 
 def turns_of(account: Account) -> dict[str, list[str]]:
