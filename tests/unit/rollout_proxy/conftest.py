@@ -27,6 +27,15 @@ AGENT = "x-agent"
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@pytest.fixture
+async def broker() -> AsyncIterator[MemoryBroker]:
+    """The streams, in memory."""
+    memory = MemoryBroker()
+    await memory.ensure_groups()
+    yield memory
+    await memory.close()
+
+
 def load_wire(engine: str, name: str) -> dict[str, Any]:
     """A recorded exchange."""
     recorded: dict[str, Any] = json.loads((WIRE / engine / f"{name}.json").read_text())

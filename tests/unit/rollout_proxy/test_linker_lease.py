@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
 from hintloop_contract.streams import CAPTURES, TURNS
 from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 
 from .test_linker_task import make_capture, make_config, turns_of
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[MemoryBroker]:
-    memory = MemoryBroker()
-    await memory.ensure_groups()
-    yield memory
-    await memory.close()
 
 
 async def expire_lease(broker: MemoryBroker) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 
 ANSWER = {"role": "assistant", "content": "fine"}
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[MemoryBroker]:
-    memory = MemoryBroker()
-    await memory.ensure_groups()
-    yield memory
-    await memory.close()
 
 
 def make_config(**sections: dict[str, Any]) -> Config:

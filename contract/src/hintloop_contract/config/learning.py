@@ -11,6 +11,9 @@ from hintloop_contract.config.layout import LayoutKeys
 from hintloop_contract.config.method import LossKeys
 from hintloop_contract.config.section import NonNegativeFloat, Positive, PositiveFloat, Section, Seed
 
+#: Learning rates below this change no float32 weight of ordinary size by the step of an AdamW optimizer.
+SMALLEST_RATE = 1e-10
+
 
 class ModelSection(Section):
     """The student: what is trained and served."""
@@ -85,7 +88,7 @@ class TrainingSection(LayoutKeys, LossKeys):
     @model_validator(mode="after")
     def _rate_that_moves(self) -> TrainingSection:
         first = self.learning_rate / (self.lr_warmup_steps + 1)
-        if self.lr_warmup_steps and first < 1e-10:
+        if self.lr_warmup_steps and first < SMALLEST_RATE:
             raise ValueError(
                 f"training.lr_warmup_steps {self.lr_warmup_steps} begins at a learning rate of {first:.2g}, which "
                 "moves no weight; give fewer, or a higher training.learning_rate"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from hintloop_contract.config.learning import SMALLEST_RATE
 from hintloop_contract.diagnosis.causes import Cause
 from hintloop_contract.diagnosis.figures import Expected, Recognised, Seen
 
@@ -29,8 +30,6 @@ DRIFT = {"float32": 0.01, "bfloat16": 0.1}
 ENTROPY_LEFT, ENTROPY_LOW = 0.5, 0.3
 #: Length that is left of the first steps' when an alarm is due, and above which answers are not short, tokens.
 LENGTH_LEFT, LENGTH_SHORT = 0.25, 8.0
-#: Learning rates below this change no float32 weight of ordinary size by the step of an AdamW optimizer.
-SMALLEST_RATE = 1e-10
 
 
 def advantages(seen: Seen, expected: Expected) -> Recognised | None:

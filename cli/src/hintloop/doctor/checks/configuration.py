@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from hintloop_contract.config.learning import SMALLEST_RATE
 from hintloop_contract.config.needs import signal_needs
 from hintloop_contract.diagnosis.causes import Cause
-from hintloop_contract.diagnosis.learning import SMALLEST_RATE
 from hintloop_contract.errors import HintloopError
 
 from hintloop.doctor.finding import Finding, fail, ok, warn
