@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
 
 from tests.integration.console.running import PASSWORD
 
@@ -102,3 +102,9 @@ async def overflow(page: Page) -> int:
     """Pixels by which the page is wider than its window."""
     script = "Math.max(document.documentElement.scrollWidth, document.querySelector('main').scrollWidth) - innerWidth"
     return int(await page.evaluate(script))
+
+
+def version_row(page: Page, version: int) -> Locator:
+    """The row of a version. The first row need not be the engines' own: a newer one may have been held back."""
+    rows = page.get_by_test_id("versions").locator("tbody tr")
+    return rows.filter(has=page.get_by_role("rowheader", name=f"v{version}", exact=True))

@@ -12,7 +12,7 @@ from playwright.async_api import Route, expect
 
 from tests.integration.console.conftest import ALARM, Deployment
 from tests.integration.console.exchanges import CHINESE, FILE_MISSING, GOOD, SCRIPT
-from tests.integration.console.looking import PATIENCE_MS, PHONE, Looker, check_accessible, overflow
+from tests.integration.console.looking import PATIENCE_MS, PHONE, Looker, check_accessible, overflow, version_row
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -230,8 +230,10 @@ async def test_learning_shows_charts_histogram_and_versions(looker: Looker, depl
     counted = deployment.console.get("advantages").json()
     await expect(page.get_by_test_id("histogram")).to_contain_text(f"{100 * counted['share_positive']:.1f} % above 0")
     versions = page.get_by_test_id("versions").locator("tbody tr")
-    await expect(versions.first).to_contain_text("current")
-    await expect(page.get_by_test_id("versions")).to_contain_text("mean entropy of answers 0.41")
+    await expect(version_row(page, deployment.traffic.version)).to_contain_text("current")
+    await expect(versions.filter(has_text="current")).to_have_count(1)
+    held = versions.filter(has_text="mean entropy of answers 0.41")
+    await expect(held.first).to_contain_text("held back")
     await page.get_by_role("combobox", name="Figure").select_option("clip_fraction")
     await expect(page.get_by_role("img", name=re.compile("^Any figure. clip_fraction"))).to_be_visible()
 

@@ -74,6 +74,7 @@ class Traffic:
     step: int = 0
     version: int = 1
     _turns: dict[str, int] = field(default_factory=dict)
+    _released: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -143,6 +144,7 @@ class Traffic:
         """A new version, released: noted, and said by trainer and engines."""
         broker, parent = self.broker, self.version
         self.version = await broker.next_version()
+        self._released[str(self.version)] = self.step
         passed = {"gate_answer_rate": 1.0, "gate_entropy": round(1.1 + 0.2 * 0.985**self.step, 3), "gate_length": 41.5}
         first = reason == "start"
         decisions = (
@@ -164,7 +166,7 @@ class Traffic:
 
     async def say(self, **more: str) -> None:
         """What the trainer says of itself."""
-        kept = {str(version): self.step for version in range(max(1, self.version - 12), self.version)}
+        kept = dict(list(self._released.items())[-13:-1])
         figures = {name: str(value) for name, value in self._figures(8).figures.items()} if self.step else {}
         fields = {"phase": "collecting", "step": str(self.step), "version": str(self.version), "run": "0193"}
         await self.broker.set_status(
