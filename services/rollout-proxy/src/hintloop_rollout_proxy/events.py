@@ -36,10 +36,16 @@ class EventRelay:
         data = self._rest + block if self._rest else block
         if b"\r" in data:
             return self._feed_any(data)
+        out: list[bytes] = []
+        quick, read, plain = self._reader.quick, self._reader.event, self._plain
+        if quick is not None and plain:
+            begin = quick.feed(data, out)
+            if begin == len(data):
+                self._rest = b""
+                return out[0] if len(out) == 1 else b"".join(out)
+            data = data[begin:]
         # The engines' own layout, and in it one line of data.
         *events, self._rest = data.split(END)
-        out: list[bytes] = []
-        read, plain = self._reader.event, self._plain
         for event in events:
             payload = event[6:]
             if payload == DONE or b"\n" in event or not event.startswith(DATA):

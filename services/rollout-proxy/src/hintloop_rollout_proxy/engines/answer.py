@@ -15,7 +15,9 @@ class Choice:
     """One choice of an answer. ``response_ids`` and ``logprobs`` are of equal length T when the engine behaved."""
 
     index: int = 0
-    message: dict[str, Any] = field(default_factory=lambda: {"role": "assistant", "content": None})
+    said: dict[str, Any] = field(default_factory=lambda: {"role": "assistant", "content": None})
+    texts: list[str] = field(default_factory=list)
+    """Pieces of ``content`` that are not in ``said`` yet: adding each to a long text would copy it each time."""
     message_json: bytes | None = None
     finish_reason: str | None = None
     response_ids: list[int] | None = None
@@ -25,6 +27,14 @@ class Choice:
     """Generated tokens by the engine's count, where it counts each choice."""
     fault: tuple[str, str] | None = None
     """What of it could not be read: a ``DropReason`` and a detail; the first one found."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant message as far as it was streamed."""
+        if self.texts:
+            self.said["content"] = (self.said["content"] or "") + "".join(self.texts)
+            self.texts.clear()
+        return self.said
 
     def note_fault(self, reason: str, detail: str) -> None:
         """Remember the first thing that could not be read."""

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from hintloop_rollout_proxy.engines.answer import Answer
+from hintloop_rollout_proxy.engines.quick import QuickWay
 
 Fields = dict[str, msgspec.Raw]
 """A request's top-level members, their values still JSON text."""
@@ -30,6 +31,8 @@ class Reader(Protocol):
     """Reads one answer and gives back what the client may see of it."""
 
     answer: Answer
+    quick: QuickWay | None
+    """How the events are read that follow the template of one before, if there is a way; it may change with any."""
 
     def event(self, data: bytes) -> bytes | None:
         """One server-sent event's JSON; the same object when unchanged, ``None`` when the client gets nothing.

@@ -11,6 +11,7 @@ from hintloop_contract.messages import DropReason
 from hintloop_rollout_proxy.engines.answer import Answer, Choice
 from hintloop_rollout_proxy.engines.dialect import ABSENT, RAW_NULL, Hidden
 from hintloop_rollout_proxy.engines.hiding import UNREADABLE, hide_members
+from hintloop_rollout_proxy.engines.quick import QuickWay
 from hintloop_rollout_proxy.engines.reply import TokenIds, spans_of
 from hintloop_rollout_proxy.engines.splice import reserialise
 
@@ -67,6 +68,7 @@ class GenerateReader:
     def __init__(self, hidden: Hidden) -> None:
         """Hide what ``hidden`` says; there is no model name in these answers."""
         self.answer = Answer()
+        self.quick: QuickWay | None = None
         self._hidden = hidden
 
     def event(self, data: bytes) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hintloop_rollout_proxy.engines.answer import Answer
+from hintloop_rollout_proxy.engines.quick import QuickWay
 
 
 class Named(msgspec.Struct):
@@ -30,6 +31,7 @@ class NativeReader:
     def __init__(self, model: str | None, public_model: str) -> None:
         """Rename ``model``, the engine's own name of it."""
         self.answer = Answer(has_message=False)
+        self.quick: QuickWay | None = None
         renamed = model is not None and model != public_model
         self._old = b'"model":' + msgspec.json.encode(model) if renamed else None
         self._new = b'"model":' + msgspec.json.encode(public_model)

@@ -23,7 +23,7 @@ from hintloop_rollout_proxy.engines.hiding import (
     rename_model,
     stamp_of,
 )
-from hintloop_rollout_proxy.engines.quick import QuickWay
+from hintloop_rollout_proxy.engines.quick import QuickWay, learn
 from hintloop_rollout_proxy.engines.reply import (
     NOTHING_SAID,
     Chunk,
@@ -50,6 +50,9 @@ from hintloop_rollout_proxy.engines.reply import (
 )
 from hintloop_rollout_proxy.engines.splice import add_member, remove_member
 
+#: Ways that no chunk takes cost more than they save.
+MAX_VAIN_WAYS = 4
+
 
 class ReplyReader:
     """Reads one answer of a chat; :class:`TextReader` is its like for completions."""
@@ -61,16 +64,16 @@ class ReplyReader:
         self._public_model = public_model
         self._stamp = stamp_of(fingerprint) if hidden.stamped and fingerprint is not None else None
         self._hides_ids = "token_ids" in hidden.choice
-        self._quick: QuickWay | None = None
+        self.quick: QuickWay | None = None
+        self._vain_ways = 0
         self._read_chunk: Callable[[bytes], Chunk | TextChunk] = chunk_decoder.decode
 
     def event(self, data: bytes) -> bytes | None:
         """Read one chunk; see ``Reader.event``."""
-        if self._quick is not None:
-            try:
-                return self._quick.read(data)
-            except msgspec.DecodeError:
-                pass
+        if self.quick is not None:
+            seen = self.quick.read(data)
+            if seen is not None:
+                return seen
         rest, logprobs_text = cut_logprobs(data)
         try:
             chunk = self._read_chunk(rest)
@@ -82,27 +85,30 @@ class ReplyReader:
         (seen,) = chunk.choices
         if self._take_chunk(seen, logprobs):
             return None
-        if self._quick is None and logprobs is not None:
-            self._open_quick_way(seen, chunk.model, rest)
         out = rest if self._hidden.logprobs else data
         if seen.token_ids is not None and self._hides_ids:
             out = hide_ids(out, b"token_ids", self._hidden.nulled) or hide_slowly(out, self._hidden)
         if seen.finish_reason is not None and self._stamp is not None:
             out = add_member(out, self._stamp)
-        return out if chunk.model == self._public_model else rename_model(out, chunk.model, self._public_model)
+        if chunk.model != self._public_model:
+            out = rename_model(out, chunk.model, self._public_model)
+        self._learn(seen, logprobs, data, out)
+        return out
 
-    def _open_quick_way(self, seen: ChunkChoice | TextChunkChoice, model: str | None, rest: bytes) -> None:
-        """Chunks like this one, whose layout is now known, need not be read so carefully."""
-        hidden, choice = self._hidden, self.answer.choice(0)
-        ids_follow = rest.find(b'"token_ids":[') > rest.find(b'"logprobs":null,"finish_reason":') > 0
-        if (
-            isinstance(seen, ChunkChoice)
-            and hidden.logprobs
-            and (seen.token_ids is None or (self._hides_ids and hidden.nulled and ids_follow))
-            and isinstance(choice.message["content"], str)
-            and choice.logprobs is not None
-        ):
-            self._quick = QuickWay(choice, model, self._public_model)
+    def _learn(
+        self, seen: ChunkChoice | TextChunkChoice, logprobs: list[float | None] | None, data: bytes, out: bytes
+    ) -> None:
+        """Chunks like this one, of which the client sees ``out``, need not be read so carefully."""
+        if self.quick is not None and self.quick.used:
+            self._vain_ways = 0
+        ids = seen.token_ids
+        common = logprobs is not None and len(logprobs) == 1 and self._hidden.logprobs and seen.index == 0
+        known_ids = ids is None or (len(ids) == 1 and self._hides_ids)
+        if isinstance(seen, ChunkChoice) and common and known_ids and self._vain_ways < MAX_VAIN_WAYS:
+            assert logprobs is not None
+            self._vain_ways += 1
+            read = (seen.delta.get("content"), logprobs[0], ids[0] if ids else None)
+            self.quick = learn(self.answer.choice(0), data, out, read)
 
     def _take_chunk(self, seen: ChunkChoice | TextChunkChoice, logprobs: list[float | None] | None) -> bool:
         """Add the commonest chunk to its choice; whether it says nothing besides what only we asked for."""
