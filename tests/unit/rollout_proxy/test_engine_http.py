@@ -128,6 +128,33 @@ async def test_a_body_may_end_with_the_connection() -> None:
         assert await_idle(client) == 0
 
 
+@asynccontextmanager
+async def slowly(*parts: bytes) -> AsyncIterator[Server]:
+    """A server that gives one answer in ``parts``, a moment apart."""
+    server = Server()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await server.read_request(reader)
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.03)
+            await reader.read()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            server.gone.set()
+
+    listener = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with listener:
+        yield server
+        async with asyncio.timeout(60):
+            await server.gone.wait()
+
+
 def await_idle(client: EngineClient) -> int:
     return len(client._idle)
 
@@ -223,6 +250,70 @@ async def test_a_slow_reader_makes_the_engine_wait(monkeypatch: pytest.MonkeyPat
         client.close()
 
 
+async def test_a_body_is_poured_as_it_comes_without_waking_who_waits() -> None:
+    parts = [b"%d" % number for number in range(5)]
+    head = OK + b"transfer-encoding: chunked\r\n\r\n"
+    async with slowly(head, *(b"1\r\n%b\r\n" % part for part in parts), b"0\r\n\r\n") as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+        seen: list[bytes] = []
+        tasks = set()
+
+        def take(block: bytes) -> bool:
+            seen.append(block)
+            tasks.add(asyncio.current_task())
+            return True
+
+        assert await reply.pour(take)
+        assert b"".join(seen) == b"01234" and len(seen) > 1
+        assert None in tasks  # out of the callback, in no task
+        client.release(reply)
+        assert await_idle(client) == 1
+        client.close()
+
+
+async def test_what_a_sink_does_not_take_waits() -> None:
+    size = 3_000_000
+    async with serving(OK + b"content-length: %d\r\n\r\n" % size + b"x" * size) as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+        sizes: list[int] = []
+        stops = 0
+        while not await reply.pour(lambda block: sizes.append(len(block)) or len(sizes) % 3 != 0):
+            stops += 1
+            await asyncio.sleep(0.02)
+        assert sum(sizes) == size
+        assert stops == len(sizes) // 3 > 0
+        client.release(reply)
+        assert await_idle(client) == 1
+        client.close()
+
+
+async def test_the_error_of_a_sink_is_raised_where_the_answer_is_read() -> None:
+    async with slowly(OK + b"content-length: 4\r\n\r\n", b"12", b"34") as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+
+        def take(block: bytes) -> bool:
+            raise KeyError("x")
+
+        with pytest.raises(KeyError):
+            await reply.pour(take)
+        client.release(reply)
+        assert await_idle(client) == 0
+
+
+async def test_what_came_is_poured_before_the_error_of_a_body_that_is_cut() -> None:
+    async with serving(OK + b"content-length: 9\r\n\r\nhello", then="close") as server:
+        client = client_of(server)
+        reply = await client.post("/", [], b"", fresh=False)
+        seen: list[bytes] = []
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await reply.pour(lambda block: not seen.append(block))
+        assert b"".join(seen) == b"hello"
+        client.release(reply)
+
+
 async def test_a_kept_connection_that_closes_meanwhile_is_replaced() -> None:
     async with serving(WHOLE, WHOLE, then="close") as server, make_session() as session:
         pool = EnginePool([server.url], session)
@@ -274,4 +365,7 @@ async def test_other_addresses_are_asked_by_the_general_client(monkeypatch: pyte
         pool._clients.clear()
         async with pool.ask(pool.engines[0], "/v1/x", [("a", "b")], b"{}") as answer:
             assert (answer.status, answer.header(b"transfer-encoding")) == (200, b"chunked")
-            assert (await answer.block(), await answer.block()) == (b"hello", b"")
+            seen: list[bytes] = []
+            assert not await answer.pour(lambda block: bool(seen.append(block)))
+            assert await answer.pour(lambda block: bool(seen.append(block)))
+            assert seen == [b"hello"]

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from hintloop_contract.messages import Capture
 from hintloop_contract.tensors import pack
+from hintloop_rollout_proxy.kept_headers import identity_headers
 from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions, Placed
 from hintloop_rollout_proxy.linking.events import BodyIds
-from hintloop_rollout_proxy.linking.identity import identity_headers, read_body_ids, read_identity
+from hintloop_rollout_proxy.linking.identity import read_body_ids, read_identity
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import cache
 from traceback import format_tb
 
 import aiohttp
@@ -14,8 +12,8 @@ from hintloop_contract.ids import adapter_version
 from hintloop_rollout_proxy import feedback, metrics, serving
 from hintloop_rollout_proxy.asgi import (
     JSON_HEADERS,
+    AnswerWatch,
     App,
-    DisconnectWatch,
     Receive,
     Scope,
     Send,
@@ -74,8 +72,6 @@ class ProxyApp:
     def __init__(self, deps: ProxyDeps) -> None:
         """Serve with ``deps``."""
         self._deps = deps
-        # Finding a metric by its labels costs more than counting.
-        self._requests = cache(deps.metrics.requests.labels)
         self._handler = serving.Handler(deps)
         self._feedback = feedback.FeedbackHandler(deps.intake, deps.clock, deps.metrics)
 
@@ -89,7 +85,7 @@ class ProxyApp:
         span = begin_span(self._deps.tracing, scope, known) if path not in OWN else None
         metrics_ = self._deps.metrics
         client = Sending(send)
-        metrics_.in_flight.inc()
+        metrics_.num_in_flight += 1
         status = 499
         try:
             status = await self._route(path, method, scope, receive, client)
@@ -109,8 +105,8 @@ class ProxyApp:
             metrics_.refused.labels(InternalError.code).inc()
             await send_refusal(client, own, path)
         finally:
-            metrics_.in_flight.dec()
-            self._requests(known, str(status)).inc()
+            metrics_.num_in_flight -= 1
+            metrics_.requests.inc(known, str(status))
             end_span(span, scope, status)
 
     async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> int:
@@ -159,20 +155,13 @@ class ProxyApp:
         """Pass a request through untouched."""
         limit_s = self._deps.config.proxy.request_timeout_s
         started: list[int] = []
-        with DisconnectWatch(receive) as watch:
-            try:
-                async with asyncio.timeout(limit_s):
-                    return await self._relay(scope, body, send, started)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if not watch.gone or task is None:
-                    raise
-                task.uncancel()
-                return 499
-            except TimeoutError:
-                error: RefusedError = EngineTimeoutError(f"no whole answer within {limit_s:g} s")
-            except aiohttp.ClientError as problem:
-                error = EngineUnreachableError(f"the engine's answer broke off: {said(problem)}")
+        try:
+            with AnswerWatch(receive, limit_s):
+                return await self._relay(scope, body, send, started)
+        except TimeoutError:
+            error: RefusedError = EngineTimeoutError(f"no whole answer within {limit_s:g} s")
+        except aiohttp.ClientError as problem:
+            error = EngineUnreachableError(f"the engine's answer broke off: {said(problem)}")
         if started:
             return started[0]
         raise error

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, MutableMapping
 from typing import Any
 
 from hintloop_rollout_proxy.errors import ClientGoneError, RefusedError, RequestTooLargeError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Receive = Callable[[], Coroutine[Any, Any, Message]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
+App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 #: A request that is answered sooner is not worth a task that watches its client; the server remembers one that left.
@@ -95,40 +95,98 @@ def beneath(send: Send) -> Send:
     return send.beneath if isinstance(send, Sending) and send.started else send
 
 
-class DisconnectWatch:
-    """Cancels the task that answers as soon as the client is gone, so that the engine stops generating.
+class Pushing:
+    """Sends parts of a body from where nothing can be awaited.
 
-    ``gone`` tells that cancellation apart from one that comes from outside.
+    A server's ``send`` waits only while its client does not read. Until then it can be run to its end at once; when it
+    waits, :meth:`finish` goes on with it.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, send: Send) -> None:
+        """Send by ``send``, to which the answer's head was given."""
+        self._send = send
+        self._sending: Coroutine[Any, Any, None] | None = None
+        self._awaited: Any = None
+
+    def __call__(self, body: bytes) -> bool:
+        """Send ``body``; false when the server waits, and takes no more until :meth:`finish` has ended."""
+        sending = self._send({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            self._awaited = sending.send(None)
+        except StopIteration:
+            return True
+        self._sending = sending
+        return False
+
+    async def finish(self) -> None:
+        """Wait until the server has taken what was sent last."""
+        await self
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Go on with what was begun, on behalf of the task that waits."""
+        sending, self._sending = self._sending, None
+        if sending is None:
+            return
+        try:
+            while True:
+                yield self._awaited
+                self._awaited = sending.send(None)
+        except StopIteration:
+            pass
+        finally:
+            sending.close()
+
+
+class AnswerWatch:
+    """Ends what is done for a request in its block as soon as the client is gone, so that the engine stops generating,
+    or when it takes too long.
+
+    Raises out of the block:
+        ClientGoneError: the client closed the connection.
+        TimeoutError: the block took ``limit_s`` seconds.
+    """
+
+    # One of these is made for every request, and most end within milliseconds: `asyncio.timeout` and a task that
+    # listens would cost more than all that is done for some of them.
+    __slots__ = ("_cause", "_limit_s", "_listener", "_loop", "_receive", "_task", "_timer")
+
+    def __init__(self, receive: Receive, limit_s: float) -> None:
         """Watch ``receive``, whose body has been read."""
-        self.gone = False
-        self._receive = receive
-        self._task: asyncio.Task[Any] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._begin: asyncio.TimerHandle | None = None
+        self._receive, self._limit_s = receive, limit_s
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(self._loop)
+        self._cause: Exception | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> DisconnectWatch:
+    def __enter__(self) -> None:
         """Start watching on behalf of the current task."""
-        self._task = asyncio.current_task()
-        self._begin = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
-        return self
+        soon = self._limit_s > WATCH_AFTER_S
+        self._timer = self._loop.call_later(min(WATCH_AFTER_S, self._limit_s), self._start if soon else self._expire)
 
-    def __exit__(self, *exception: object) -> None:
-        """Stop watching."""
-        if self._begin is not None:
-            self._begin.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        self._task = None
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Stop watching. A cancellation that comes from elsewhere stays one."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listener is not None:
+            self._listener.cancel()
+        task, self._task = self._task, None
+        if self._cause is not None and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
+            raise self._cause from None
 
     def _start(self) -> None:
-        self._watcher = asyncio.create_task(self._watch())
+        self._timer = self._loop.call_later(self._limit_s - WATCH_AFTER_S, self._expire)
+        self._listener = self._loop.create_task(self._listen())
 
-    async def _watch(self) -> None:
+    async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.gone = True
-        if self._task is not None:
+        self._end(ClientGoneError("the client closed the connection"))
+
+    def _expire(self) -> None:
+        self._end(TimeoutError())
+
+    def _end(self, cause: Exception) -> None:
+        if self._task is not None and self._cause is None:
+            self._cause = cause
             self._task.cancel()

@@ -7,7 +7,6 @@ add. Should it reject that too, in a form that an engine or template with narrow
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,8 +22,7 @@ REJECTED = (400, 422)
 _messages_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """One way: the body and headers to add, and who reads the answer."""
 
     body: bytes
@@ -36,8 +34,7 @@ class Ask:
     """The members, where messages were brought into another form."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """What is asked: ``fields`` to an engine ``api``, or to one whose answers carry no ids (``None``)."""
 
     api: str | None

@@ -4,15 +4,15 @@ link."""
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 from hintloop_contract.ids import new_id
 from hintloop_contract.messages import Capture, DropReason
-from hintloop_contract.tensors import PackedArray, pack
+from hintloop_contract.tensors import PackedArray
 
 from hintloop_rollout_proxy.engines.answer import Answer, Choice
 from hintloop_rollout_proxy.engines.dialect import CHAT
@@ -21,12 +21,9 @@ from hintloop_rollout_proxy.request import Reading
 
 #: Finish reasons by which the engine says that it gave up.
 ABORT_REASONS = ("abort", "error")
-#: Whether the machine writes arrays as they travel.
-_NATIVE = sys.byteorder == "little" and array("i").itemsize == 4
 
 
-@dataclass(slots=True)
-class Exchange:
+class Exchange(msgspec.Struct):
     """One request on its way. ``status`` is what a capture says: ``complete``, ``aborted`` or ``refused``."""
 
     turn_id: str
@@ -42,7 +39,7 @@ class Exchange:
     opted_out: bool = False
     """Whether the client's key says that its turns must not be trained."""
     session_key: str | None = None
-    identity: dict[str, str] = field(default_factory=dict)
+    identity: dict[str, str] = {}
     turn_type: str | None = None
     session_done: bool = False
     traceparent: str = ""
@@ -55,7 +52,7 @@ class Exchange:
     defaults_neutral: bool = True
     adapter_version: int | None = None
     """The version of the adapter that answers: it is never replaced, so the whole answer is of this version."""
-    answer: Answer = field(default_factory=Answer)
+    answer: Answer = msgspec.field(default_factory=Answer)
     status: str = "aborted"
     http_status: int = 200
     detail: str = ""
@@ -176,16 +173,14 @@ def _capture(exchange: Exchange, choice: Choice, turn_id: str, num_choices: int,
 def _ids(ids: list[int] | None) -> PackedArray | None:
     if ids is None:
         return None
-    if _NATIVE:
-        return PackedArray(dtype="int32", shape=(len(ids),), data=array("i", ids).tobytes())
-    return pack(ids, "int32")
+    return PackedArray(dtype="int32", shape=(len(ids),), data=struct.pack(f"<{len(ids)}i", *ids))
 
 
 def _logprobs(logprobs: Sequence[float | None] | None) -> PackedArray | None:
     if logprobs is None:
         return None
     # A missing value stays visible as NaN; such a capture carries a problem and is never trained.
-    numbers = [math.nan if x is None else x for x in logprobs]
-    if _NATIVE:
-        return PackedArray(dtype="float32", shape=(len(numbers),), data=array("f", numbers).tobytes())
-    return pack(numbers, "float32")
+    numbers = array("f", [math.nan if x is None else x for x in logprobs])
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return PackedArray(dtype="float32", shape=(len(numbers),), data=numbers.tobytes())

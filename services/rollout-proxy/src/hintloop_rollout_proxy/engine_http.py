@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -18,6 +19,9 @@ import httptools
 
 from hintloop_rollout_proxy.asgi import RawHeaders
 
+Sink = Callable[[bytes], bool]
+"""Takes a block of a body; false when it takes no more for now."""
+
 #: Bytes of an answer that may wait to be read before the engine is made to wait.
 HIGH_WATER_BYTES = 256 * 1024
 
@@ -25,7 +29,19 @@ HIGH_WATER_BYTES = 256 * 1024
 class EngineReply:
     """One answer on its way. Read like an ``aiohttp.ClientResponse``, of which it has what the proxy uses."""
 
-    __slots__ = ("_blocks", "_connection", "_error", "_paused", "_size", "_waiter", "done", "raw_headers", "status")
+    __slots__ = (
+        "_blocks",
+        "_connection",
+        "_error",
+        "_paused",
+        "_sink",
+        "_sink_error",
+        "_size",
+        "_waiter",
+        "done",
+        "raw_headers",
+        "status",
+    )
 
     def __init__(self, connection: EngineConnection) -> None:
         """Arrives on ``connection``."""
@@ -36,6 +52,8 @@ class EngineReply:
         self._blocks: list[bytes] = []
         self._size = 0
         self._error: aiohttp.ClientError | None = None
+        self._sink: Sink | None = None
+        self._sink_error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
 
@@ -61,18 +79,37 @@ class EngineReply:
 
         Raises ``aiohttp.ClientError``.
         """
-        # Written out: a stream comes here once an event.
         while not self._blocks:
             if self.done:
                 return b""
-            if self._error is not None:
-                raise self._error
-            self._waiter = waiter = self._connection.loop.create_future()
-            await waiter
+            await self._more()
         block = self._take()
         if self._paused:
             self._resume()
         return block
+
+    async def pour(self, sink: Sink) -> bool:
+        """Give the body to ``sink`` block by block, out of the callback that brings each: to wake the task that waits
+        here would cost as much as reading an event. True at the body's end, false once ``sink`` is: what comes after
+        waits.
+
+        Raises ``aiohttp.ClientError``, and what ``sink`` raises.
+        """
+        while True:
+            block = await self.block() if self._blocks or self.done else None
+            if block is not None:
+                if not block or not sink(block):
+                    return not block
+                continue
+            self._sink = sink
+            try:
+                await self._more()
+            finally:
+                stays, self._sink = self._sink is not None, None
+            if self._sink_error is not None:
+                raise self._sink_error
+            if not stays:
+                return False
 
     async def _more(self) -> None:
         if self._error is not None:
@@ -107,9 +144,20 @@ class EngineReply:
 
     def wake(self) -> None:
         """Something changed."""
+        if self._sink is not None and self._blocks and self._pour_on(self._sink):
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _pour_on(self, sink: Sink) -> bool:
+        """Let ``sink`` have what came; whether nobody need be woken for it."""
+        try:
+            if not sink(self._take()):
+                self._sink = None
+        except Exception as error:  # noqa: BLE001 - raised where the answer is read
+            self._sink_error = error
+        return self._sink is not None and self._sink_error is None and not self.done and self._error is None
 
 
 class EngineConnection(asyncio.Protocol):

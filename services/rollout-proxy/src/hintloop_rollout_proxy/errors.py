@@ -113,7 +113,7 @@ class EngineTimeoutError(RefusedError):
 
 
 class ClientGoneError(RolloutProxyError):
-    """The client closed the connection before it had sent its request."""
+    """The client closed the connection before it had its answer."""
 
 
 class BackgroundError(RolloutProxyError):

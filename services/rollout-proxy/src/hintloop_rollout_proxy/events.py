@@ -37,29 +37,28 @@ class EventRelay:
         if b"\r" in data:
             return self._feed_any(data)
         out: list[bytes] = []
-        quick, read, plain = self._reader.quick, self._reader.event, self._plain
-        if quick is not None and plain:
-            begin = quick.feed(data, out)
-            if begin == len(data):
-                self._rest = b""
-                return out[0] if len(out) == 1 else b"".join(out)
-            data = data[begin:]
-        # The engines' own layout, and in it one line of data.
-        *events, self._rest = data.split(END)
-        for event in events:
-            payload = event[6:]
-            if payload == DONE or b"\n" in event or not event.startswith(DATA):
-                seen = self._event(event)
-                if seen is not None:
-                    out.append(self._with_border(seen, END))
-                continue
-            try:
-                seen = read(payload)
-            except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
-                seen = self._unread(payload, error)
-            if seen is not None:
-                out += (DATA, seen, END) if plain else (self._line(seen),)
-        return b"".join(out)
+        begin, reader, plain = 0, self._reader, self._plain
+        while True:
+            if plain and reader.quick is not None:
+                begin = reader.quick.feed(data, begin, out)
+            # The engines' own layout, and in it one line of data.
+            end = data.find(END, begin)
+            if end < 0:
+                break
+            out += self._seen(data[begin:end])
+            begin = end + len(END)
+        self._rest = data[begin:]
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _seen(self, event: bytes) -> tuple[bytes, ...]:
+        payload = event[6:]
+        if payload == DONE or b"\n" in event or not event.startswith(DATA):
+            seen = self._event(event)
+            return () if seen is None else (self._with_border(seen, END),)
+        seen = self._see(payload)
+        if seen is None:
+            return ()
+        return (DATA, seen, END) if self._plain else (self._line(seen),)
 
     def _line(self, seen: bytes) -> bytes:
         return DATA + seen + END

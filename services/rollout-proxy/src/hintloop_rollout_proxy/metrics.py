@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from hintloop_rollout_proxy.counting import LoopCounter, LoopHistogram
+
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 #: Why a capture is lost.
 LOST = ("queue_full", "spool_away", "spool_full", "unencodable", "unreadable", "unscrubbable")
@@ -21,17 +23,19 @@ class ProxyMetrics:
         self._count_linking(self.registry)
 
     def _count_requests(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        self.requests = LoopCounter(
             "hintloop_proxy_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
         )
-        self.in_flight = Gauge("hintloop_proxy_in_flight", "Requests being answered.", registry=registry)
+        self.num_in_flight = 0
+        in_flight = Gauge("hintloop_proxy_in_flight", "Requests being answered.", registry=registry)
+        in_flight.set_function(lambda: self.num_in_flight)
         self.refused = Counter(
             "hintloop_proxy_refused",
             "Requests that the proxy answered with an error of its own.",
             ["code"],
             registry=registry,
         )
-        self.captured = Counter("hintloop_proxy_captured", "Captures by status.", ["status"], registry=registry)
+        self.captured = LoopCounter("hintloop_proxy_captured", "Captures by status.", ["status"], registry=registry)
         self.problems = Counter("hintloop_proxy_problems", "Captures with a problem.", ["reason"], registry=registry)
         self.uncaptured = Counter(
             "hintloop_proxy_uncaptured", "Generating requests served without capture.", ["path"], registry=registry
@@ -68,13 +72,13 @@ class ProxyMetrics:
         self.queue = Gauge("hintloop_proxy_queue", "Captures waiting to be written.", registry=registry)
 
     def _time_requests(self, registry: CollectorRegistry) -> None:
-        self.first_byte = Histogram(
+        self.first_byte = LoopHistogram(
             "hintloop_proxy_first_byte_seconds",
             "Seconds from the request's arrival to the answer's first byte.",
             buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
             registry=registry,
         )
-        self.added = Histogram(
+        self.added = LoopHistogram(
             "hintloop_proxy_added_seconds",
             "Seconds that the proxy itself added before the answer's first byte.",
             buckets=(0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.25, 1, 5, 30),

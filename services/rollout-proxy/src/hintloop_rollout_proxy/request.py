@@ -7,7 +7,6 @@ that the agent wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -83,8 +82,7 @@ Values = Mapping[str, Any]
 """Members as Python values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """What is read of one request before it is asked."""
 
     sampling: Sampling

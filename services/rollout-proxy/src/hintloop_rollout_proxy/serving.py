@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 
 import aiohttp
 import msgspec
@@ -16,7 +14,8 @@ from hintloop_contract.messages import Capture
 
 from hintloop_rollout_proxy.apis.translation import TranslatedApi, Translation, UntranslatableError
 from hintloop_rollout_proxy.asgi import (
-    DisconnectWatch,
+    AnswerWatch,
+    Pushing,
     RawHeaders,
     Receive,
     Scope,
@@ -33,10 +32,16 @@ from hintloop_rollout_proxy.deps import ProxyDeps
 from hintloop_rollout_proxy.engines.answer import Answer
 from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields, Reader
 from hintloop_rollout_proxy.engines.hiding import rename_in_error
-from hintloop_rollout_proxy.errors import EngineTimeoutError, EngineUnreachableError, RefusedError, said
+from hintloop_rollout_proxy.errors import (
+    ClientGoneError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+    RefusedError,
+    said,
+)
 from hintloop_rollout_proxy.events import EventRelay, TranslatingRelay
 from hintloop_rollout_proxy.gate import Client
-from hintloop_rollout_proxy.linking.identity import identity_headers
+from hintloop_rollout_proxy.kept_headers import identity_headers
 from hintloop_rollout_proxy.parcels import Parcel
 from hintloop_rollout_proxy.request import Reading, fill_defaults, read_request, session_key
 from hintloop_rollout_proxy.timing import Timing
@@ -54,8 +59,7 @@ RETRY_S = 0.25
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """One request while it is served. ``path`` is asked at the engine; ``question`` says what."""
 
     exchange: Exchange
@@ -80,8 +84,6 @@ class Handler:
         self._adapters = deps.config.lora.as_adapter
         self._limit_s = deps.config.proxy.request_timeout_s
         self._wait_s = deps.config.proxy.engine_wait_s
-        # Finding a metric by its labels costs more than counting.
-        self._captured = cache(deps.metrics.captured.labels)
 
     async def serve(
         self,
@@ -99,16 +101,7 @@ class Handler:
         exchange = job.exchange
         deps.flight.begin(exchange.turn_id, exchange.start_ms)
         try:
-            with DisconnectWatch(receive) as watch:
-                try:
-                    await self._within_limit(job)
-                except asyncio.CancelledError:
-                    task = asyncio.current_task()
-                    if not watch.gone or task is None:
-                        exchange.abort("the proxy shut down")
-                        raise
-                    task.uncancel()
-                    exchange.leave()
+            await self._watched(job, receive)
         finally:
             await self._capture(exchange)
         await self._finish(job, client)
@@ -181,11 +174,16 @@ class Handler:
             fill_defaults(api, fields, rollout.temperature, rollout.top_p, rollout.max_new_tokens)
         return read_request(api, fields)
 
-    async def _within_limit(self, job: Job) -> None:
+    async def _watched(self, job: Job, receive: Receive) -> None:
         exchange = job.exchange
         try:
-            async with asyncio.timeout(self._limit_s):
+            with AnswerWatch(receive, self._limit_s):
                 await self._answer(job)
+        except ClientGoneError:
+            exchange.leave()
+        except asyncio.CancelledError:
+            exchange.abort("the proxy shut down")
+            raise
         except TimeoutError:
             exchange.abort(f"no whole answer within {self._limit_s:g} s")
             await self._refuse(job, EngineTimeoutError(exchange.detail))
@@ -306,16 +304,21 @@ class Handler:
             begin = relay.begin()
             if begin:
                 await send_body(send, begin, more=True)
-        send = beneath(send)
-        while block := await response.block():
+        push = Pushing(beneath(send))
+
+        def take(block: bytes) -> bool:
+            nonlocal first
             if first:
                 job.timing.receive()
             out = relay.feed(block)
-            if out:
-                await send({"type": "http.response.body", "body": out, "more_body": True})
-                if first:
-                    first = False
-                    self._first_byte(job)
+            taken = not out or push(out)
+            if out and first:
+                first = False
+                self._first_byte(job)
+            return taken
+
+        while not await response.pour(take):
+            await push.finish()
         reader.ended()
         rest = relay.rest()
         job.exchange.conclude()
@@ -334,7 +337,7 @@ class Handler:
             deps.flight.end(exchange.turn_id)
             return
         for capture in captures:
-            self._captured(capture.status).inc()
+            deps.metrics.captured.inc(capture.status)
             if capture.problem is not None:
                 deps.metrics.problems.labels(capture.problem).inc()
             await deps.intake.put(Parcel(capture, exchange.traceparent))

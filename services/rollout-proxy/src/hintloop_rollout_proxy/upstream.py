@@ -12,7 +12,7 @@ import structlog
 from yarl import URL
 
 from hintloop_rollout_proxy.asgi import RawHeaders
-from hintloop_rollout_proxy.engine_http import EngineClient, EngineReply, is_plain
+from hintloop_rollout_proxy.engine_http import EngineClient, EngineReply, Sink, is_plain
 from hintloop_rollout_proxy.errors import EngineUnreachableError, said
 
 #: Below the 5 s after which the engines' servers close an idle connection, so that none is used as it closes.
@@ -98,8 +98,8 @@ class EngineAnswer(Protocol):
         """The whole body."""
         ...
 
-    async def block(self) -> bytes:
-        """The next block of the body as it comes; nothing at its end."""
+    async def pour(self, sink: Sink) -> bool:
+        """Give the body to ``sink`` block by block as it comes; true at its end, false once ``sink`` is."""
         ...
 
 
@@ -109,12 +109,19 @@ class GeneralAnswer:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         """Read ``response``."""
         self.status, self.raw_headers = response.status, response.raw_headers
-        self.read, self.block = response.read, response.content.readany
+        self.read = response.read
         self._response = response
 
     def header(self, name: bytes) -> bytes:
         """The first header called ``name``, or nothing."""
         return self._response.headers.get(name.decode(), "").encode("latin-1")
+
+    async def pour(self, sink: Sink) -> bool:
+        """Give the body to ``sink`` block by block as it comes; true at its end, false once ``sink`` is."""
+        while block := await self._response.content.readany():
+            if not sink(block):
+                return False
+        return True
 
 
 class EnginePool:
@@ -130,8 +137,10 @@ class EnginePool:
 
     def ordered(self) -> list[Engine]:
         """Engines in the order in which to try them: healthy first, then least in flight, ties in turn."""
-        self._turn += 1
         count = len(self.engines)
+        if count == 1:
+            return [*self.engines]
+        self._turn += 1
         rotated = [self.engines[(self._turn + offset) % count] for offset in range(count)]
         return sorted(rotated, key=lambda engine: (not engine.healthy, engine.in_flight))
 

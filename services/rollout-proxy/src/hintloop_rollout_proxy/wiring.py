@@ -8,7 +8,7 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
@@ -30,14 +30,17 @@ from hintloop_rollout_proxy.errors import BackgroundError, SpoolError
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.gate import Gate
 from hintloop_rollout_proxy.intake import Intake
-from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.readiness import EngineWatch
 from hintloop_rollout_proxy.scrubbing import ScrubbingStage, make_scrubber
 from hintloop_rollout_proxy.spool import Spool
 from hintloop_rollout_proxy.upstream import EnginePool, make_session
 from hintloop_rollout_proxy.versions import VersionView
+from hintloop_rollout_proxy.write_round import WriteRound, round_protocol
 from hintloop_rollout_proxy.writer import CaptureWriter
+
+if TYPE_CHECKING:
+    from hintloop_rollout_proxy.linker_task import LinkerTask
 
 #: Seconds that answers in flight get to end at shutdown.
 GRACE_S = 10
@@ -165,7 +168,7 @@ def make_server(deps: ProxyDeps) -> ProxyServer:
             host=proxy.host,
             port=proxy.port,
             loop="none",
-            http="httptools",
+            http=round_protocol(WriteRound(asyncio.get_running_loop())),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -194,12 +197,19 @@ async def serve(config: Config, *, with_linker: bool) -> None:
     try:
         await check_redis(config, broker)
         async with make_deps(config, broker) as deps, running(deps):
-            linker = LinkerTask(broker, config, deps.metrics) if with_linker else None
+            linker = _make_linker(broker, config, deps) if with_linker else None
             await _serve_until(stop, deps, linker)
     except SpoolError as error:
         raise ConfigError(str(error)) from error
     finally:
         await broker.close()
+
+
+def _make_linker(broker: RedisBroker, config: Config, deps: ProxyDeps) -> LinkerTask:
+    # A process that only captures does without its memory.
+    from hintloop_rollout_proxy.linker_task import LinkerTask
+
+    return LinkerTask(broker, config, deps.metrics)
 
 
 async def _serve_until(stop: asyncio.Event, deps: ProxyDeps, linker: LinkerTask | None) -> None:

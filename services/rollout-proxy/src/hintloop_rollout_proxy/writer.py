@@ -32,7 +32,7 @@ QUEUE_BYTES = 64 * 1024 * 1024
 BATCH = 64
 BATCH_BYTES = 4 * 1024 * 1024
 #: Seconds that a capture waits for others to share its way to Redis.
-LINGER_S = 0.02
+LINGER_S = 0.05
 #: Seconds that Redis gets to answer before captures go to disk.
 CALL_S = 2.0
 #: Seconds until a Redis that was away is asked again.

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from hintloop_contract.messages import VersionSpan
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct):
     """One choice of an answer. ``response_ids`` and ``logprobs`` are of equal length T when the engine behaved."""
 
     index: int = 0
-    said: dict[str, Any] = field(default_factory=lambda: {"role": "assistant", "content": None})
-    texts: list[str] = field(default_factory=list)
+    said: dict[str, Any] = msgspec.field(default_factory=lambda: {"role": "assistant", "content": None})
+    texts: list[str] = []
     """Pieces of ``content`` that are not in ``said`` yet: adding each to a long text would copy it each time."""
     message_json: bytes | None = None
     finish_reason: str | None = None
@@ -97,11 +95,10 @@ def _merge_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
         call["function"]["arguments"] = call["function"].get("arguments", "") + function["arguments"]
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """Everything that one request was answered with."""
 
-    choices: dict[int, Choice] = field(default_factory=dict)
+    choices: dict[int, Choice] = {}
     response_id: str | None = None
     usage_completion_tokens: int | None = None
     """Generated tokens of all choices together."""

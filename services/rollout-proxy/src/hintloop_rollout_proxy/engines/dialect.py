@@ -6,7 +6,6 @@ Owns the interface and what both dialects do to a request; reading an answer is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -55,8 +54,7 @@ class Reader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(msgspec.Struct, frozen=True):
     """What the client did not ask for. In an answer that says ``"name":null`` unasked a member is nulled, else
     removed; ``choice`` is what stands in each choice, ``reply`` what stands beside them."""
 
@@ -77,8 +75,7 @@ class Hidden:
 NOTHING = Hidden()
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(msgspec.Struct, frozen=True):
     """How to ask for more: headers to add to the request, and what to hide of the answer."""
 
     hidden: Hidden

@@ -8,7 +8,7 @@ What follows it to the byte is read by it, several events of a block at once; wh
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections import deque
 
 import msgspec
 
@@ -25,6 +25,7 @@ _CHANGING = {
     _LOGPROB: rb"(-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)",
     _ID: rb"(0|[1-9][0-9]{0,8})",
 }
+_VALUES = {key: re.compile(value) for key, value in _CHANGING.items()}
 _KEY = re.compile(b"|".join(map(re.escape, _CHANGING)))
 #: An empty piece of text is no common chunk.
 _text = re.compile(rb'(?!"")' + _STRING)
@@ -34,22 +35,33 @@ Values = tuple[bytes, ...]
 """A chunk's text, log-probability and, where the engine sends it, token id, as they are written."""
 
 
-@lru_cache(32)
-def _pattern(literals: tuple[bytes, ...]) -> re.Pattern[bytes]:
-    """Reads a chunk from its text on; ``literals`` are what stands between the values, each but the last up to a key's
-    end. An engine has one such tuple, so hardly anything is ever compiled."""
+#: The last templates' patterns. An engine has one, so hardly anything is ever compiled.
+_patterns: deque[re.Pattern[bytes]] = deque(maxlen=8)
+
+
+def _pattern_of(chunk: bytes, text_length: int) -> re.Pattern[bytes] | None:
+    """What reads ``chunk``, given from its text on, and its like; ``None`` where there is no such template."""
+    for pattern in _patterns:
+        if pattern.fullmatch(chunk):
+            return pattern
+    literals = _literals(chunk[text_length:])
+    if literals is None:
+        return None
     parts = [b"(%b)" % _text.pattern]
     for literal in literals[:-1]:
         key = next(key for key in _CHANGING if literal.endswith(key))
         parts += (re.escape(literal), _CHANGING[key])
-    return re.compile(b"".join((*parts, re.escape(literals[-1]), re.escape(BORDER))))
+    pattern = re.compile(b"".join((*parts, re.escape(literals[-1]))))
+    _patterns.appendleft(pattern)
+    return pattern
 
 
 def _literals(tail: bytes) -> tuple[bytes, ...] | None:
-    """What stands between the values in ``tail``, a chunk behind its text; ``None`` unless they are one token's."""
+    """What stands between the values in ``tail``, a chunk behind its text, each but the last up to a key's end;
+    ``None`` unless the values are one token's."""
     found, begin = [], 0
     for key in _KEY.finditer(tail):
-        value = re.compile(_CHANGING[key.group()]).match(tail, key.end())
+        value = _VALUES[key.group()].match(tail, key.end())
         if value is None:
             return None
         found.append(tail[begin : key.end()])
@@ -72,10 +84,10 @@ class QuickWay:
         self._head, self._head_length = DATA + head, len(DATA + head)
         self._seen_head, self._seen_tail = DATA + seen_head, seen_tail + BORDER
 
-    def feed(self, data: bytes, out: list[bytes]) -> int:
-        """Read events at the beginning of ``data``, and add what the client sees of each to ``out``. Where the first
-        event begins that does not follow the template."""
-        begin, head, length = 0, self._head, self._head_length
+    def feed(self, data: bytes, begin: int, out: list[bytes]) -> int:
+        """Read the events in ``data`` from ``begin`` on, and add what the client sees of each to ``out``. Where the
+        first one begins that is not whole or does not follow the template."""
+        first, head, length = begin, self._head, self._head_length
         texts, logprobs, ids = self._texts, self._logprobs, self._ids
         while data.startswith(head, begin):
             found = self._match(data, begin + length)
@@ -91,13 +103,13 @@ class QuickWay:
                 ids.append(int(values[2]))
             out.append(self._seen_head + values[0] + self._seen_tail)
             begin = found.end()
-        self.used = self.used or begin > 0
+        self.used = self.used or begin > first
         return begin
 
     def read(self, data: bytes) -> bytes | None:
         """What the client sees of one chunk; ``None`` when it does not follow the template."""
         out: list[bytes] = []
-        self.feed(b"%b%b%b" % (DATA, data, BORDER), out)
+        self.feed(b"%b%b%b" % (DATA, data, BORDER), 0, out)
         return out[0][len(DATA) : -len(BORDER)] if out else None
 
 
@@ -108,15 +120,15 @@ def learn(choice: Choice, data: bytes, seen: bytes, read: tuple[object, object, 
     way found in it and added to ``choice``: a template by which the same chunk reads otherwise is none.
     """
     begin, seen_begin = (one.find(_TEXT, one.find(_DELTA)) + len(_TEXT) for one in (data, seen))
-    text = _text.match(data, begin)
+    text, chunk = _text.match(data, begin), data[begin:] + BORDER
     if text is None or not seen.startswith(text.group(), seen_begin):
         return None
-    literals = _literals(data[text.end() :])
-    found = None if literals is None else _pattern(literals).fullmatch(data[begin:] + BORDER)
-    if literals is None or found is None or _values(found.groups()) != read:
+    pattern = _pattern_of(chunk, text.end() - begin)
+    found = None if pattern is None else pattern.fullmatch(chunk)
+    if pattern is None or found is None or _values(found.groups()) != read:
         return None
-    head, seen_head = data[:begin], seen[:seen_begin]
-    return QuickWay(choice, _pattern(literals), head, seen_head, seen[seen_begin + len(text.group()) :])
+    seen_end = seen_begin + len(text.group())
+    return QuickWay(choice, pattern, data[:begin], seen[:seen_begin], seen[seen_end:])
 
 
 def _values(found: Values) -> tuple[object, object, object]:

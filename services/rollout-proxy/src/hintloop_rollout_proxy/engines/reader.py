@@ -71,9 +71,9 @@ class ReplyReader:
     def event(self, data: bytes) -> bytes | None:
         """Read one chunk; see ``Reader.event``."""
         if self.quick is not None:
-            seen = self.quick.read(data)
-            if seen is not None:
-                return seen
+            quickly = self.quick.read(data)
+            if quickly is not None:
+                return quickly
         rest, logprobs_text = cut_logprobs(data)
         try:
             chunk = self._read_chunk(rest)
@@ -102,9 +102,10 @@ class ReplyReader:
         if self.quick is not None and self.quick.used:
             self._vain_ways = 0
         ids = seen.token_ids
-        common = logprobs is not None and len(logprobs) == 1 and self._hidden.logprobs and seen.index == 0
+        common = logprobs is not None and len(logprobs) == 1 and seen.index == 0 and seen.finish_reason is None
         known_ids = ids is None or (len(ids) == 1 and self._hides_ids)
-        if isinstance(seen, ChunkChoice) and common and known_ids and self._vain_ways < MAX_VAIN_WAYS:
+        known = self._hidden.logprobs and known_ids
+        if isinstance(seen, ChunkChoice) and common and known and self._vain_ways < MAX_VAIN_WAYS:
             assert logprobs is not None
             self._vain_ways += 1
             read = (seen.delta.get("content"), logprobs[0], ids[0] if ids else None)

@@ -5,6 +5,8 @@ A client that asks for no ids gets their members as null, and in a stream no chu
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 
 from hintloop_rollout_proxy.engines.dialect import (
@@ -49,14 +51,20 @@ class VllmDialect:
             fields["logprobs"] = msgspec.Raw(b"0")
         if truthy(fields, "stream"):
             ask_for_usage(fields)
-        beside, inside = (("prompt_token_ids",), ("token_ids",)) if chat else ((), ("token_ids", "prompt_token_ids"))
-        hidden = Hidden(
-            logprobs=not logprobs,
-            nulled=True,
-            choice=() if ids else inside,
-            reply=() if ids else beside,
-            usage=not usage,
-            stamped=not usage,
-            bare_deltas=not logprobs and not ids,
-        )
-        return Extension(hidden)
+        return _extension(chat, ids, logprobs, usage)
+
+
+@cache
+def _extension(chat: bool, ids: bool, logprobs: bool, usage: bool) -> Extension:
+    """What to hide from a client, by what it asked for itself."""
+    beside, inside = (("prompt_token_ids",), ("token_ids",)) if chat else ((), ("token_ids", "prompt_token_ids"))
+    hidden = Hidden(
+        logprobs=not logprobs,
+        nulled=True,
+        choice=() if ids else inside,
+        reply=() if ids else beside,
+        usage=not usage,
+        stamped=not usage,
+        bare_deltas=not logprobs and not ids,
+    )
+    return Extension(hidden)

@@ -13,7 +13,7 @@ import msgspec
 from hintloop_contract.messages import Capture
 from hintloop_contract.tensors import pack
 
-from hintloop_rollout_proxy.linking.identity import identity_headers
+from hintloop_rollout_proxy.kept_headers import identity_headers
 
 #: APIs by the path that a request was sent to.
 APIS = {

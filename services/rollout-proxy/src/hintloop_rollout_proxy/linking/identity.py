@@ -13,14 +13,9 @@ from typing import Any
 import msgspec
 from hintloop_contract.messages import Capture
 
+from hintloop_rollout_proxy.kept_headers import MAX_VALUE_LENGTH
 from hintloop_rollout_proxy.linking.events import BodyIds
 
-MAX_VALUE_LENGTH = 256
-#: Headers that are kept with a capture, by what their names end in or hold.
-_KEPT = re.compile(
-    r"(session[-_]?id|session-affinity|conversation[-_]?id|chat[-_]id|thread[-_]?id|agent[-_]?id|retry-(count|attempt)"
-    r"|turn-metadata)$|sub-?agent|parent[-_](session|thread|agent|conversation)"
-)
 #: Headers by which a client tells us its session, in order; other names are an agent's own.
 _OWN_SESSION = ("x-session-id",)
 _NATIVE_SESSION = re.compile(r"(session[-_]?id|session-affinity|conversation[-_]?id|chat[-_]id)$")
@@ -30,16 +25,6 @@ _SIDE_KIND = re.compile(r"compact|summar|title|memor|flush")
 _NARROWING_KEYS = ("body:user:", "body:prompt_cache_key:")
 _USER_ID = re.compile(r"_session_([A-Za-z0-9-]{8,})$")
 _METADATA_SESSIONS = ("session_id", "thread_id", "conversation_id", "chat_id", "sessionId", "threadId")
-
-
-def identity_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The headers that a capture keeps; ``headers`` has lower-case names."""
-    found = {}
-    for name, value in headers.items():
-        text = name.decode("latin-1").lower()
-        if _KEPT.search(text):
-            found[text] = value.decode("latin-1")[: MAX_VALUE_LENGTH * (8 if text.endswith("metadata") else 1)]
-    return found
 
 
 @dataclass(frozen=True, slots=True)
