@@ -138,9 +138,14 @@ async def test_choices_are_checked_one_by_one(fake_engine: Any, proxy: Any, wire
     assert [capture.problem for capture in captures] == [None, "logprob_missing"]
 
 
-async def test_choices_that_usage_does_not_count_are_not_trained(fake_engine: Any, proxy: Any, wire: Any) -> None:
+@pytest.mark.parametrize("counted", ["some number", "one choice's", "nothing"])
+async def test_choices_that_usage_does_not_count_are_not_trained(
+    counted: str, fake_engine: Any, proxy: Any, wire: Any
+) -> None:
     body = wire("vllm", "chat_n2")["body"]
-    body["usage"]["completion_tokens"] = 9
+    # As many as one choice alone has say nothing about it: a token too many in one may hide the other's.
+    alone = len(body["choices"][0]["token_ids"])
+    body["usage"]["completion_tokens"] = {"some number": 99, "one choice's": alone, "nothing": 0}[counted]
 
     async def reply(request: web.Request) -> web.StreamResponse:
         return web.json_response(body)

@@ -264,6 +264,19 @@ def test_a_prompt_of_ids_is_linked_and_has_no_words() -> None:
     assert of_kind(linker.feed(prompt("b", 2000, [1, 2, 3, 8, 9, 4])), Link)["a"].next_state == b"[]"
 
 
+@pytest.mark.parametrize("text", ["\x00 begins", "\x00U\x00 again", "ÿ", "\ufeffx"])
+def test_a_prompt_of_any_text_is_linked(text: str) -> None:
+    linker = make_linker()
+
+    def prompt(turn_id: str, start_ms: int, words: str) -> Capture:
+        made = capture(turn_id, start_ms, answer="Yes.", api="generate", response_ids=pack([8, 9], "int32"))
+        return msgspec.structs.replace(made, request=json.dumps({"text": words}).encode())
+
+    linker.feed(prompt("a", 1000, text))
+    (link,) = of_kind(linker.feed(prompt("b", 2000, f"{text}Yes. Why?")), Link).values()
+    assert (link.turn_id, json.loads(link.next_state)) == ("a", [{"role": "user", "content": " Why?"}])
+
+
 @pytest.mark.parametrize(
     ("headers", "session", "branch", "sub_agent"),
     [

@@ -35,23 +35,21 @@ def find_problem(answer: Answer, choice: Choice) -> Problem | None:
         return DropReason.LOGPROB_MISSING, "the engine gave no log-probabilities"
     num_logprobs, usage = len(choice.logprobs), usage_of(answer, choice)
     if not num_ids == num_logprobs == usage:
-        return (
-            DropReason.COUNT_MISMATCH,
-            f"{num_ids} ids, {num_logprobs} log-probabilities, usage.completion_tokens {usage}",
-        )
+        counted = f"usage.completion_tokens {answer.usage_completion_tokens}" if usage is None else f"usage {usage}"
+        return DropReason.COUNT_MISMATCH, f"{num_ids} ids, {num_logprobs} log-probabilities, {counted}"
     return check_logprobs(choice.logprobs)
 
 
 def usage_of(answer: Answer, choice: Choice) -> int | None:
     """Tokens of a choice by the engine's count. Where it counts all choices together: the choice's share when the
-    whole agrees, else the whole, which then agrees with none."""
+    whole agrees, else ``None``: the whole may happen to be what one choice has, too many of them among it."""
     if choice.num_tokens is not None:
         return choice.num_tokens
     total = answer.usage_completion_tokens
     if len(answer.choices) <= 1 or total is None:
         return total
     counts = [len(one.response_ids or ()) for one in answer.choices.values()]
-    return len(choice.response_ids or ()) if sum(counts) == total else total
+    return len(choice.response_ids or ()) if sum(counts) == total else None
 
 
 def check_logprobs(logprobs: Sequence[float | None]) -> Problem | None:

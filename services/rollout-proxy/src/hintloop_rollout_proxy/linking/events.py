@@ -189,7 +189,8 @@ class ReadingBuilder:
         state = hashlib.blake2b(seed, digest_size=16)
         found, before = [state.digest()], ""
         for event in self.events:
-            state.update(b" " if event.kind == before else f"\x00{event.kind}\x00".encode())
+            # No text has this byte in its UTF-8.
+            state.update(b" " if event.kind == before else b"\xff%b\xff" % event.kind.encode())
             state.update(event.text.encode("utf-8", "surrogatepass"))
             found.append(state.copy().digest())
             before = event.kind

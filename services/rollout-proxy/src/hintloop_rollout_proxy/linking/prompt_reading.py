@@ -11,8 +11,9 @@ from hintloop_rollout_proxy.linking.events import Reading
 from hintloop_rollout_proxy.linking.identity import read_body_ids
 from hintloop_rollout_proxy.linking.normal_form import digest_of
 
-IDS_MARK = b"\x00"
-"""First byte of a sequence of ids; each id follows as little-endian int32. A sequence of text is its UTF-8."""
+IDS_MARK = b"\xff"
+"""First byte of a sequence of ids; each id follows as little-endian int32. A sequence of text is its UTF-8, which has
+no such byte."""
 
 
 class _Request(msgspec.Struct):
