@@ -54,6 +54,21 @@ def test_check_tells_what_a_file_holds(tmp_path: Path) -> None:
     assert (document["turns"], document["trainable"], document["num_problems"]) == (3, 1, 0)
 
 
+@pytest.mark.parametrize("where", ["turns.jsonl", "results-a.jsonl", "deeper/turns.jsonl"])
+@pytest.mark.parametrize("fresh", [[], ["--fresh"]])
+def test_what_a_run_reads_may_not_lie_where_it_writes(where: str, fresh: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    inside, outside = out / where, tmp_path / "turns.jsonl"
+    for file in (inside, outside):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(line(), encoding="utf-8")
+    result = run("run", str(inside), "--out", str(out), *fresh)
+    assert result.exit_code and "lies in --out" in str(result.exception)
+    result = run("run", str(outside), "--compare", str(inside), "--out", str(out), *fresh)
+    assert result.exit_code and f"{str(inside)!r} lies in --out" in str(result.exception)
+    assert inside.read_text(encoding="utf-8") == line()
+
+
 def test_check_names_line_field_and_fix_of_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "turns.jsonl"
     file.write_text(line("a") + "{}\n" + line("a") + line("b", logprobs=[-1.0]) + '{"turn_id": "cut', encoding="utf-8")

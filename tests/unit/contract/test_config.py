@@ -78,6 +78,8 @@ def test_variables_are_filled_in_and_a_missing_one_is_named(tmp_path):
     [
         ("[training]\nlearnin_rate = 1.0\n", "did you mean 'training.learning_rate'"),
         ("[rollout]\ntop_k = 5\n", "did you mean 'topk_opd.top_k'"),
+        ("[training]\ntemperture = 1.0\n", "did you mean 'rollout.temperature'"),
+        ("[rollout]\nMAX_NEW_TOKENS = 9\n", "did you mean 'rollout.max_new_tokens'"),
         ("[trainin]\n", "did you mean 'training'"),
         ("seed = 3\n", "stands outside a section"),
         ("[training\n", "is not valid"),

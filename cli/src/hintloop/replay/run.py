@@ -72,6 +72,7 @@ def run_replay(options: ReplayOptions) -> None:
         StackError, InstallError: a part cannot be started, or ended.
         InterruptedRunError: a signal came.
     """
+    _require_inputs_elsewhere(options)
     facts = checked(options.file)
     _require_usable(facts)
     loaded = {side: sources.load() for side, sources in options.sources.items()}
@@ -90,6 +91,17 @@ def run_replay(options: ReplayOptions) -> None:
     else:
         display.console.print(summary.tables())
     display.line(f"written: {state.path / 'report.html'}, report.md, summary.json and results-*.jsonl")
+
+
+def _require_inputs_elsewhere(options: ReplayOptions) -> None:
+    """What is read must not lie where results are written, and what ``--fresh`` empties."""
+    overlay = [options.compare] if options.compare is not None else []
+    for path in (options.file, *options.files, *options.settings, *overlay):
+        if options.out.resolve() in path.resolve().parents:
+            raise CommandError(
+                f"{str(path)!r} lies in --out {str(options.out)!r}, which is the run's own: its results could replace "
+                "the file, and --fresh would delete it; move the file, or give another --out"
+            )
 
 
 def _require_usable(facts: Checked) -> None:

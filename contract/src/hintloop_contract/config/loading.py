@@ -23,6 +23,8 @@ from hintloop_contract.errors import ConfigError
 from hintloop_contract.logs import MASK
 
 ENV_PREFIX = "HINTLOOP_"
+#: How alike a key must be to an unknown one to be what was meant (1: the same), and what the same section adds to it.
+ALIKE, SAME_SECTION = 0.65, 0.15
 #: What the engines' own launchers read, named as a key with one underscore would be.
 _OF_ENGINES = frozenset({"HINTLOOP_LORA_RANK"})
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -190,17 +192,25 @@ def _unknown(origin: str, section: str, values: Mapping[str, Any]) -> list[str]:
     model = _SECTIONS.get(section)
     if model is None:
         return [f"{origin}: unknown section {section!r}{_nearest(section, _SECTIONS)}"]
-    known = [f"{section}.{key}" for key in model.model_fields]
-    everywhere = known + [f"{s}.{k}" for s, m in _SECTIONS.items() if s != section for k in m.model_fields]
     problems = []
     for key in values:
         path = f"{section}.{key}"
-        if path in known:
+        if key in model.model_fields:
             continue
-        elsewhere = [p for p in everywhere if p.endswith(f".{key}")]
-        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else _nearest(path, known) or _nearest(path, everywhere)
-        problems.append(f"{origin}: unknown key {path!r}{hint}")
+        problems.append(f"{origin}: unknown key {path!r}{_likeliest(section, key)}")
     return problems
+
+
+def _likeliest(section: str, key: str) -> str:
+    """The key that was meant: the one of that name elsewhere, else the most alike, rather in this section."""
+
+    def likeness(place: tuple[str, str]) -> float:
+        own, name = place[0] == section, place[1]
+        alike = difflib.SequenceMatcher(None, key.lower(), name).ratio()
+        return 2.0 if name == key else alike + SAME_SECTION * own
+
+    best = max(((s, name) for s, model in _SECTIONS.items() for name in model.model_fields), key=likeness)
+    return f"; did you mean {'.'.join(best)!r}?" if likeness(best) >= ALIKE else ""
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str:
