@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import uvloop
 from hintloop_rollout_proxy import engine_http
-from hintloop_rollout_proxy.engine_http import EngineClient, is_plain
+from hintloop_rollout_proxy.engine_http import EngineClient, EngineConnection, is_plain
 from hintloop_rollout_proxy.errors import EngineUnreachableError
 from hintloop_rollout_proxy.upstream import EnginePool, make_session
 
@@ -301,6 +301,63 @@ async def test_the_error_of_a_sink_is_raised_where_the_answer_is_read() -> None:
             await reply.pour(take)
         client.release(reply)
         assert await_idle(client) == 0
+
+
+async def test_a_sink_that_raised_is_not_called_again() -> None:
+    connection = EngineConnection(asyncio.get_running_loop())
+    connection.connection_made(Wire())
+    reply = connection.ask(b"")
+    connection.data_received(OK + b"content-length: 9\r\n\r\n")
+    calls: list[bytes] = []
+
+    def take(block: bytes) -> bool:
+        calls.append(block)
+        raise KeyError(block)
+
+    pouring = asyncio.create_task(reply.pour(take))
+    await asyncio.sleep(0)
+    connection.data_received(b"abc")
+    connection.data_received(b"def")
+    with pytest.raises(KeyError, match="abc"):
+        await pouring
+    assert calls == [b"abc"]
+
+
+async def test_a_block_above_the_high_water_is_poured_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_http, "HIGH_WATER_BYTES", 10)
+    wire, connection = Wire(), EngineConnection(asyncio.get_running_loop())
+    connection.connection_made(wire)
+    reply = connection.ask(b"")
+    connection.data_received(OK + b"content-length: 40\r\n\r\n")
+    seen: list[bytes] = []
+    pouring = asyncio.create_task(reply.pour(lambda block: not seen.append(block)))
+    await asyncio.sleep(0)
+    connection.data_received(b"x" * 30)
+    assert (wire.paused, wire.resumed) == (1, 1)
+    connection.data_received(b"y" * 10)
+    assert await pouring
+    assert b"".join(seen) == b"x" * 30 + b"y" * 10
+    assert connection.release()
+
+
+class Wire(asyncio.Transport):
+    """A transport of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = self.resumed = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.paused += 1
+
+    def resume_reading(self) -> None:
+        self.resumed += 1
 
 
 async def test_what_came_is_poured_before_the_error_of_a_body_that_is_cut() -> None:

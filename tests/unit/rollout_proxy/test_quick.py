@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -113,6 +114,42 @@ ODD = {
 }
 
 
+def with_delta(**members: Any) -> bytes:
+    return chunk("x").replace(
+        b'"delta":{', b'"delta":{' + json.dumps(members, separators=(",", ":"))[1:-1].encode() + b","
+    )
+
+
+def ids_first(number: int) -> bytes:
+    data = chunk("a", token=number)
+    ids = b',"token_ids":[%d]' % number
+    return data.replace(ids, b"").replace(b'"delta"', ids[1:] + b',"delta"')
+
+
+#: Each is of one kind all the way, as a template would be.
+REPEATED = {
+    "reasoning beside the text": lambda i: with_delta(reasoning_content=" hm"),
+    "a refusal": lambda i: with_delta(refusal="no "),
+    "a tool call": lambda i: with_delta(tool_calls=[{"index": 0, "function": {"arguments": " "}}]),
+    "another role": lambda i: with_delta(role="tool"),
+    "the text twice": lambda i: chunk("a").replace(
+        b'"content":"a"', b'"content":"%b","content":"a"' % b"aabc"[i : i + 1]
+    ),
+    "two deltas": lambda i: chunk("a").replace(b'"logprobs"', b'"delta":{"content":"z"},"logprobs"'),
+    "two log-probabilities": lambda i: chunk("a").replace(b'"finish', b'"logprobs":{"content":[]},"finish'),
+    "two lists of choices": lambda i: chunk("a")[:-1] + b',"choices":[]}',
+    "bytes of the choice's own": lambda i: chunk("a").replace(b'"finish', b'"bytes":[%d],"finish' % i),
+    "a token beside the choices": lambda i: chunk("a")[:-1] + b',"token":"%d"}' % i,
+    "bytes beside the choices": lambda i: chunk("a")[:-1] + b',"bytes":[%d]}' % i,
+}
+
+
+@pytest.mark.parametrize("make", REPEATED.values(), ids=REPEATED)
+@pytest.mark.parametrize("hidden", [VLLM, SGLANG])
+def test_whatever_else_a_chunk_says_is_read_and_shown(make: Callable[[int], bytes], hidden: Hidden) -> None:
+    same([make(number) for number in range(4)], hidden)
+
+
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("first", [False, True])
 def test_what_does_not_follow_the_template_is_read_with_care(odd: bytes, first: bool) -> None:
@@ -126,6 +163,25 @@ def test_nothing_of_it_is_taken_where_the_client_asked_for_the_numbers() -> None
     assert not same(chunks, Hidden(logprobs=True, nulled=True))
     shown, _, _ = read(chunks, Hidden(nulled=True), quickly=True)
     assert shown.count(b'"logprob":-0.5') == 3 and shown.count(b'"token_ids":[7]') == 3
+
+
+@pytest.mark.parametrize("number", ["-2.5e-300", "-12345678901234567", "-0.8500"])
+def test_a_number_is_read_to_its_last_digit_whatever_was_learned_before(number: str) -> None:
+    odd = chunk("x").replace(b"-0.5", number.encode())
+    same([odd, odd, odd])
+    known = [chunk("x").replace(b"-0.5", value) for value in (b"-0.850", b"-0.850", b"-10", b"-1.5e-10", b"-2.5e-300")]
+    same(known)
+    ids = [chunk("x", token=token) for token in (10**9, 10**9, 10, 2**31 - 1)]
+    same(ids)
+
+
+def test_ids_that_come_in_another_list_are_added_there() -> None:
+    reader = reader_of(CHAT, VLLM, "policy")
+    for number in range(3):
+        reader.event(chunk("a", token=number))
+    reader.answer.choices[0].response_ids = [5]
+    reader.event(chunk("a", token=6))
+    assert reader.answer.choices[0].response_ids == [5, 6]
 
 
 def test_an_engine_whose_chunks_all_differ_is_given_up() -> None:

@@ -148,13 +148,14 @@ class AnswerWatch:
 
     # One of these is made for every request, and most end within milliseconds: `asyncio.timeout` and a task that
     # listens would cost more than all that is done for some of them.
-    __slots__ = ("_cause", "_limit_s", "_listener", "_loop", "_receive", "_task", "_timer")
+    __slots__ = ("_cancelled_before", "_cause", "_limit_s", "_listener", "_loop", "_receive", "_task", "_timer")
 
     def __init__(self, receive: Receive, limit_s: float) -> None:
         """Watch ``receive``, whose body has been read."""
         self._receive, self._limit_s = receive, limit_s
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
+        self._cancelled_before = 0 if self._task is None else self._task.cancelling()
         self._cause: Exception | None = None
         self._listener: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -171,8 +172,15 @@ class AnswerWatch:
         if self._listener is not None:
             self._listener.cancel()
         task, self._task = self._task, None
-        if self._cause is not None and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
-            raise self._cause from None
+        cause, self._cause = self._cause, None
+        try:
+            if cause is not None and task is not None:
+                alone = task.uncancel() <= self._cancelled_before
+                if alone and kind is asyncio.CancelledError:
+                    raise cause from None
+        finally:
+            # No cycle of error, traceback and frames is left behind: the collector comes seldom.
+            del cause, error, trace, task
 
     def _start(self) -> None:
         self._timer = self._loop.call_later(self._limit_s - WATCH_AFTER_S, self._expire)

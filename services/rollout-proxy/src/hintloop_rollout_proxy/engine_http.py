@@ -27,7 +27,7 @@ HIGH_WATER_BYTES = 256 * 1024
 
 
 class EngineReply:
-    """One answer on its way. Read like an ``aiohttp.ClientResponse``, of which it has what the proxy uses."""
+    """One answer on its way."""
 
     __slots__ = (
         "_blocks",
@@ -83,10 +83,7 @@ class EngineReply:
             if self.done:
                 return b""
             await self._more()
-        block = self._take()
-        if self._paused:
-            self._resume()
-        return block
+        return self._take()
 
     async def pour(self, sink: Sink) -> bool:
         """Give the body to ``sink`` block by block, out of the callback that brings each: to wake the task that waits
@@ -122,6 +119,8 @@ class EngineReply:
         block = blocks[0] if len(blocks) == 1 else b"".join(blocks)
         blocks.clear()
         self._size = 0
+        if self._paused:
+            self._resume()
         return block
 
     def _resume(self) -> None:
@@ -156,8 +155,8 @@ class EngineReply:
             if not sink(self._take()):
                 self._sink = None
         except Exception as error:  # noqa: BLE001 - raised where the answer is read
-            self._sink_error = error
-        return self._sink is not None and self._sink_error is None and not self.done and self._error is None
+            self._sink, self._sink_error = None, error
+        return self._sink is not None and not self.done and self._error is None
 
 
 class EngineConnection(asyncio.Protocol):

@@ -115,7 +115,7 @@ class EventRelay:
     def _see(self, payload: bytes) -> bytes | None:
         try:
             return self._reader.event(payload)
-        except Exception as error:  # noqa: BLE001 - like in feed
+        except Exception as error:  # noqa: BLE001 - the client's stream goes on, whatever we cannot read of it
             return self._unread(payload, error)
 
     def _unread(self, payload: bytes, error: Exception) -> bytes | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-MAX_VALUE_LENGTH = 256
+MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 64, 256
 #: Headers that are kept with a capture, by what their names end in or hold.
 _KEPT = re.compile(
     r"(session[-_]?id|session-affinity|conversation[-_]?id|chat[-_]id|thread[-_]?id|agent[-_]?id|retry-(count|attempt)"
@@ -18,7 +18,7 @@ def identity_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """The headers that a capture keeps; ``headers`` has lower-case names."""
     found = {}
     for name, value in headers.items():
-        text = _kept_name(name)
+        text = _kept_name(name) if len(name) <= MAX_NAME_LENGTH else None
         if text is not None:
             found[text] = value.decode("latin-1")[: MAX_VALUE_LENGTH * (8 if text.endswith("metadata") else 1)]
     return found

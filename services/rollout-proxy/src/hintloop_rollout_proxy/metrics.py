@@ -26,6 +26,7 @@ class ProxyMetrics:
         self.requests = LoopCounter(
             "hintloop_proxy_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
         )
+        #: Requests being answered; whoever answers counts.
         self.num_in_flight = 0
         in_flight = Gauge("hintloop_proxy_in_flight", "Requests being answered.", registry=registry)
         in_flight.set_function(lambda: self.num_in_flight)

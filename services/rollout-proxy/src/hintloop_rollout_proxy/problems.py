@@ -35,8 +35,11 @@ def find_problem(answer: Answer, choice: Choice) -> Problem | None:
         return DropReason.LOGPROB_MISSING, "the engine gave no log-probabilities"
     num_logprobs, usage = len(choice.logprobs), usage_of(answer, choice)
     if not num_ids == num_logprobs == usage:
-        counted = f"usage.completion_tokens {answer.usage_completion_tokens}" if usage is None else f"usage {usage}"
-        return DropReason.COUNT_MISMATCH, f"{num_ids} ids, {num_logprobs} log-probabilities, {counted}"
+        counted = f"{answer.usage_completion_tokens} for all choices" if usage is None else usage
+        return (
+            DropReason.COUNT_MISMATCH,
+            f"{num_ids} ids, {num_logprobs} log-probabilities, usage.completion_tokens {counted}",
+        )
     return check_logprobs(choice.logprobs)
 
 

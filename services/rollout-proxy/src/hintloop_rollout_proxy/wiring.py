@@ -31,12 +31,12 @@ from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.gate import Gate
 from hintloop_rollout_proxy.intake import Intake
 from hintloop_rollout_proxy.metrics import ProxyMetrics
+from hintloop_rollout_proxy.one_write import JoiningProtocol
 from hintloop_rollout_proxy.readiness import EngineWatch
 from hintloop_rollout_proxy.scrubbing import ScrubbingStage, make_scrubber
 from hintloop_rollout_proxy.spool import Spool
 from hintloop_rollout_proxy.upstream import EnginePool, make_session
 from hintloop_rollout_proxy.versions import VersionView
-from hintloop_rollout_proxy.write_round import WriteRound, round_protocol
 from hintloop_rollout_proxy.writer import CaptureWriter
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def make_server(deps: ProxyDeps) -> ProxyServer:
             host=proxy.host,
             port=proxy.port,
             loop="none",
-            http=round_protocol(WriteRound(asyncio.get_running_loop())),
+            http=JoiningProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",

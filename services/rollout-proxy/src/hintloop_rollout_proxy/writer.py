@@ -31,7 +31,8 @@ QUEUE_LENGTH = 1024
 QUEUE_BYTES = 64 * 1024 * 1024
 BATCH = 64
 BATCH_BYTES = 4 * 1024 * 1024
-#: Seconds that a capture waits for others to share its way to Redis.
+#: Seconds that a capture waits for others to share its way to Redis; a crash loses what waits, and a version that is
+#: published meanwhile may be taken for one in force when the answer ended.
 LINGER_S = 0.05
 #: Seconds that Redis gets to answer before captures go to disk.
 CALL_S = 2.0
@@ -187,7 +188,7 @@ class CaptureWriter:
                         await self._wake.wait()
         if self._away and time.monotonic() < self._disk_at:
             await asyncio.sleep(min(self._redis_at, self._disk_at) - time.monotonic())
-        elif self._queue and not self._crowded and not self._replayable:
+        elif 0 < len(self._queue) < BATCH and not self._crowded and not self._replayable:
             await asyncio.sleep(LINGER_S)
 
     async def _write(self) -> None:

@@ -28,7 +28,7 @@ class Choice(msgspec.Struct):
 
     @property
     def message(self) -> dict[str, Any]:
-        """The assistant message as far as it was streamed."""
+        """The assistant message as far as it was streamed; ``texts`` go into it."""
         if self.texts:
             self.said["content"] = (self.said["content"] or "") + "".join(self.texts)
             self.texts.clear()

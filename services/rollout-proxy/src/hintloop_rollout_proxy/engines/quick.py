@@ -16,14 +16,16 @@ from hintloop_rollout_proxy.engines.answer import Choice
 
 DATA, BORDER = b"data: ", b"\n\n"
 _DELTA, _TEXT = b'"delta":{', b'"content":'
+_ONCE = (b'"choices":', b'"delta":', b'"logprobs":')
 _STRING = rb'"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"'
 #: What changes, by the key before it. No string of JSON has such a key in it: there, quotes are escaped.
 _LOGPROB, _ID = b'"logprob":', b'"token_ids":['
 _CHANGING = {
     b'"token":': _STRING,
     b'"bytes":': rb"(?:null|\[[0-9,]*\])",
-    _LOGPROB: rb"(-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)",
-    _ID: rb"(0|[1-9][0-9]{0,8})",
+    # Numbers that a double and an id surely hold, and all of their digits.
+    _LOGPROB: rb"(-?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)(?=[,}])",
+    _ID: rb"(0|[1-9][0-9]{0,8})(?=\])",
 }
 _VALUES = {key: re.compile(value) for key, value in _CHANGING.items()}
 _KEY = re.compile(b"|".join(map(re.escape, _CHANGING)))
@@ -51,9 +53,7 @@ def _pattern_of(chunk: bytes, text_length: int) -> re.Pattern[bytes] | None:
     for literal in literals[:-1]:
         key = next(key for key in _CHANGING if literal.endswith(key))
         parts += (re.escape(literal), _CHANGING[key])
-    pattern = re.compile(b"".join((*parts, re.escape(literals[-1]))))
-    _patterns.appendleft(pattern)
-    return pattern
+    return re.compile(b"".join((*parts, re.escape(literals[-1]))))
 
 
 def _literals(tail: bytes) -> tuple[bytes, ...] | None:
@@ -66,7 +66,7 @@ def _literals(tail: bytes) -> tuple[bytes, ...] | None:
             return None
         found.append(tail[begin : key.end()])
         begin = value.end()
-    read = [key for key in (_LOGPROB, _ID) for literal in found if literal.endswith(key)]
+    read = [key for literal in found for key in (_LOGPROB, _ID) if literal.endswith(key)]
     return (*found, tail[begin:]) if read in ([_LOGPROB], [_LOGPROB, _ID]) else None
 
 
@@ -76,10 +76,8 @@ class QuickWay:
     def __init__(self, choice: Choice, pattern: re.Pattern[bytes], head: bytes, seen_head: bytes, seen_tail: bytes):
         """Add to ``choice``, which has some log-probabilities already, what ``pattern`` finds behind ``head``; the
         client sees a chunk's text between ``seen_head`` and ``seen_tail``."""
-        assert choice.logprobs is not None
         self.used = False
-        self._texts, self._logprobs = choice.texts, choice.logprobs
-        self._ids = choice.response_ids if pattern.groups == 3 else None
+        self._choice, self._has_ids = choice, pattern.groups == 3
         self._match = pattern.match
         self._head, self._head_length = DATA + head, len(DATA + head)
         self._seen_head, self._seen_tail = DATA + seen_head, seen_tail + BORDER
@@ -88,7 +86,9 @@ class QuickWay:
         """Read the events in ``data`` from ``begin`` on, and add what the client sees of each to ``out``. Where the
         first one begins that is not whole or does not follow the template."""
         first, head, length = begin, self._head, self._head_length
-        texts, logprobs, ids = self._texts, self._logprobs, self._ids
+        texts, logprobs = self._choice.texts, self._choice.logprobs
+        ids = self._choice.response_ids if self._has_ids else None
+        assert logprobs is not None
         while data.startswith(head, begin):
             found = self._match(data, begin + length)
             if found is None:
@@ -121,14 +121,24 @@ def learn(choice: Choice, data: bytes, seen: bytes, read: tuple[object, object, 
     """
     begin, seen_begin = (one.find(_TEXT, one.find(_DELTA)) + len(_TEXT) for one in (data, seen))
     text, chunk = _text.match(data, begin), data[begin:] + BORDER
-    if text is None or not seen.startswith(text.group(), seen_begin):
+    if text is None or not seen.startswith(text.group(), seen_begin) or not _single(data, text.end()):
         return None
     pattern = _pattern_of(chunk, text.end() - begin)
     found = None if pattern is None else pattern.fullmatch(chunk)
     if pattern is None or found is None or _values(found.groups()) != read:
         return None
-    seen_end = seen_begin + len(text.group())
-    return QuickWay(choice, pattern, data[:begin], seen[:seen_begin], seen[seen_end:])
+    seen_tail = seen[seen_begin + len(text.group()) :]
+    if _KEY.search(seen_tail):
+        # The client would see for ever what changes.
+        return None
+    if pattern not in _patterns:
+        _patterns.appendleft(pattern)
+    return QuickWay(choice, pattern, data[:begin], seen[:seen_begin], seen_tail)
+
+
+def _single(data: bytes, text_end: int) -> bool:
+    """Whether no member that is read is there twice: of two, the careful way takes the last."""
+    return all(data.count(key) == 1 for key in _ONCE) and _TEXT + b'"' not in data[text_end:]
 
 
 def _values(found: Values) -> tuple[object, object, object]:

@@ -108,8 +108,12 @@ class ReplyReader:
         if isinstance(seen, ChunkChoice) and common and known and self._vain_ways < MAX_VAIN_WAYS:
             assert logprobs is not None
             self._vain_ways += 1
-            read = (seen.delta.get("content"), logprobs[0], ids[0] if ids else None)
-            self.quick = learn(self.answer.choice(0), data, out, read)
+            choice, delta = self.answer.choice(0), seen.delta
+            known_delta = {"role": choice.said["role"], "content": delta.get("content")}
+            alone = all(value is None or value == known_delta.get(name) for name, value in delta.items())
+            if alone and choice.fault is None and isinstance(choice.message["content"], str):
+                read = (delta.get("content"), logprobs[0], ids[0] if ids else None)
+                self.quick = learn(choice, data, out, read)
 
     def _take_chunk(self, seen: ChunkChoice | TextChunkChoice, logprobs: list[float | None] | None) -> bool:
         """Add the commonest chunk to its choice; whether it says nothing besides what only we asked for."""
