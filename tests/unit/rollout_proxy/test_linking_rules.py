@@ -264,6 +264,22 @@ def test_a_prompt_of_ids_is_linked_and_has_no_words() -> None:
     assert of_kind(linker.feed(prompt("b", 2000, [1, 2, 3, 8, 9, 4])), Link)["a"].next_state == b"[]"
 
 
+@pytest.mark.parametrize(("session", "linked"), [("header:x-session-id:s", "b"), (None, "a")])
+@pytest.mark.parametrize("api", ["chat_completions", "generate"])
+def test_of_equal_answers_the_newest_of_a_session_is_meant_and_else_the_first(
+    session: str | None, linked: str, api: str
+) -> None:
+    linker = make_linker()
+    found: dict[str, Any] = {}
+    for turn_id, start_ms, said in (("a", 1000, ("q",)), ("b", 2000, ("q",)), ("c", 3000, ("q", "Yes.", "go on"))):
+        made = capture(turn_id, start_ms, *said, answer="Yes.", session_key=session, api=api)
+        if api == "generate":
+            made = msgspec.structs.replace(made, request=json.dumps({"text": "".join(said)}).encode())
+        found |= of_kind(linker.feed(made), Link)
+    found |= of_kind(linker.flush(), Link)
+    assert {turn_id: json.loads(link.next_state)[-1]["content"] for turn_id, link in found.items()} == {linked: "go on"}
+
+
 @pytest.mark.parametrize("text", ["\x00 begins", "\x00U\x00 again", "ÿ", "\ufeffx"])
 def test_a_prompt_of_any_text_is_linked(text: str) -> None:
     linker = make_linker()

@@ -93,8 +93,8 @@ def _choose(candidates: Iterator[Node], reading: Reading, block: Block, newcomer
         found = likeness(node, reading, block, identity)
         if found is None or not is_enough(found, node, identity, blind=newcomer.blind):
             continue
-        # Of equals none can be told from the other: a whole one, then the first that is free, else the newest.
-        rank = (*found.rank, node.whole, node.free, -node.number if node.free else node.number)
+        # Of equals none can be told from the other: a whole one, then one that is free.
+        rank = (*found.rank, node.whole, node.free, _turn_among_equals(node, identity))
         if best is None or rank > best_rank:
             best, best_rank = (node, found), rank
     if best is None:
@@ -105,6 +105,13 @@ def _choose(candidates: Iterator[Node], reading: Reading, block: Block, newcomer
     return Echo(node, last, block.start, block.end, found.exact, sure, found.share, found.frame)
 
 
+def _turn_among_equals(node: Node, identity: Identity) -> int:
+    """Rises with the preference among equal answers: agents that began alike go on in the order in which they began;
+    one that asks the same again in its session goes on from what came of it."""
+    same_line = identity.line is not None and identity.line == node.identity.line
+    return node.number if same_line or not node.free else -node.number
+
+
 def _find_sequence(index: Index, scope: Scope, sequence: bytes, identity: Identity, alive: Alive) -> Echo | None:
     """The longest earlier prompt with its answer at the beginning of this one."""
     if not index.has(scope, "sequence"):
@@ -112,7 +119,7 @@ def _find_sequence(index: Index, scope: Scope, sequence: bytes, identity: Identi
     for key in step_keys(sequence):
         nodes = [node for node in index.at(scope, "sequence", key) if alive(node)]
         found = [
-            (end.length, not node.identity.bars(identity), node.free, -node.number, node)
+            (end.length, not node.identity.bars(identity), node.free, _turn_among_equals(node, identity), node)
             for node in nodes
             for end in node.sequence_ends
             if end.key == key and begins_with(sequence, end) and not node.identity.is_other_agent(identity)
