@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hintloop_contract.diagnosis.alarms import AlarmState
 from hintloop_contract.messages import DropReason, Stage
 from hintloop_contract.streams import FUNNEL, STREAMS
 from hintloop_judge.metrics import JudgeMetrics
+from hintloop_rollout_proxy.counting import LoopCounter, LoopHistogram
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_teacher.metrics import TeacherMetrics
 from hintloop_trainer.metrics.prometheus import PrometheusSink
@@ -74,21 +75,27 @@ class Exported:
         self.trainer.write({**self.step, **dict.fromkeys(SOMETIMES, 1.0)})
         for registry in self.registries.values():
             for collector in _collectors(registry):
-                for labels in _label_values(collector):
-                    child = collector.labels(*labels) if labels else collector
-                    getattr(child, "inc", getattr(child, "observe", lambda _: None))(1)
+                for labels in _label_values(getattr(collector, "_labelnames", ())):
+                    _count_in(collector, labels)
 
 
 def _collectors(registry: CollectorRegistry) -> list[Any]:
     found: dict[int, Any] = {}
     for collector in registry._collector_to_names:
-        if hasattr(collector, "_labelnames"):
+        if hasattr(collector, "_labelnames") or isinstance(collector, LoopCounter | LoopHistogram):
             found[id(collector)] = collector
     return list(found.values())
 
 
-def _label_values(collector: Any) -> Iterator[list[str]]:
-    names = collector._labelnames
+def _count_in(collector: Any, labels: list[str]) -> None:
+    if isinstance(collector, LoopCounter):
+        collector.inc(*labels)
+        return
+    child = collector.labels(*labels) if labels else collector
+    getattr(child, "inc", getattr(child, "observe", lambda _: None))(1)
+
+
+def _label_values(names: Sequence[str]) -> Iterator[list[str]]:
     if not names:
         yield []
     elif "outcome" in names:

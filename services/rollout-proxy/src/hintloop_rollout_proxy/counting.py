@@ -21,7 +21,7 @@ class LoopCounter(Collector):
 
     def __init__(self, name: str, text: str, labels: Sequence[str], *, registry: CollectorRegistry) -> None:
         """Like ``prometheus_client.Counter``."""
-        self._name, self._text, self._labels = name, text, labels
+        self._name, self._text, self._labelnames = name, text, tuple(labels)
         self._counts: Counter[tuple[str, ...]] = Counter()
         registry.register(self)
 
@@ -31,11 +31,11 @@ class LoopCounter(Collector):
 
     def describe(self) -> Iterator[CounterMetricFamily]:
         """What it is called."""
-        yield CounterMetricFamily(self._name, self._text, labels=self._labels)
+        yield CounterMetricFamily(self._name, self._text, labels=self._labelnames)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """What was counted."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._text, labels=self._labelnames)
         for labels, count in self._counts.items():
             family.add_metric(labels, count)
         yield family
