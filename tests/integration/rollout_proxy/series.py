@@ -183,6 +183,9 @@ class Judge:
         self._drops = drops
         self._captures = captures
         self._by_answer = {(one.response_id, one.choice): one for one in captures.values()}
+        self._alike: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+        for one in captures.values():
+            self._alike[said_in(one)].append(one.turn_id)
         self._tally = Tally(num_captures=len(captures), num_turns=len(turns))
 
     def tally(self, seen: Sequence[Seen]) -> Tally:
@@ -231,6 +234,9 @@ class Judge:
 
     def _judge_link(self, seen: Seen, index: int, name: str, capture: Capture) -> None:
         turn, drop = self._turns.get(capture.turn_id), self._drops.get(capture.turn_id)
+        chosen = self._by_answer.get((capture.response_id, seen.step.chosen), capture)
+        if self._stands_for(chosen):
+            return
         if index != seen.step.chosen:
             if turn is not None or drop is None or drop.reason != DropReason.NOT_CONTINUED:
                 self._tally.lost.append(f"{name}: not continued, but {turn} {drop}")
@@ -245,6 +251,19 @@ class Judge:
         wrong = untrue(record, self._engine.given[seen.number].truth(index))
         if wrong:
             self._tally.corrupted.append(f"{name}: {wrong} in its turn")
+
+    def _stands_for(self, capture: Capture) -> bool:
+        """Whether another answer was taken for this one, and no id tells them apart: the same words to the same words,
+        as `docs/linking.md` says of a request that is asked again."""
+        others = [turn_id for turn_id in self._alike[said_in(capture)] if turn_id != capture.turn_id]
+        return capture.session_key is None and capture.turn_id not in self._turns and any(map(self._turns.get, others))
+
+
+def said_in(capture: Capture) -> tuple[str, str]:
+    """What a request says, and the text that answered it."""
+    asked = json.loads(capture.request)
+    prompt = next((asked[name] for name in ("messages", "prompt", "text", "input_ids") if name in asked), None)
+    return json.dumps(prompt), str(json.loads(capture.answer or b"{}").get("content"))
 
 
 MUST_DROP = frozenset(Fault) - {Fault.DUPLICATED_CHUNK, Fault.LOST_CHUNK}
