@@ -137,13 +137,23 @@ async def test_parts_are_sent_at_once_while_the_server_takes_them() -> None:
     assert server.taken == [b"a", b"b"]
 
 
-async def test_a_server_that_waits_is_waited_for() -> None:
+async def waiting() -> tuple[Server, Pushing, asyncio.Task[None]]:
+    """A server that does not take a part yet, and a task that waits until it does."""
     server = Server()
     push = Pushing(server.send)
     server.room.clear()
     assert not push(b"a")
-    finishing = asyncio.create_task(push.finish())
+
+    async def finish() -> None:
+        await push.finish()
+
+    finishing = asyncio.create_task(finish())
     await asyncio.sleep(0.05)
+    return server, push, finishing
+
+
+async def test_a_server_that_waits_is_waited_for() -> None:
+    server, push, finishing = await waiting()
     assert not finishing.done() and server.taken == []
     server.room.set()
     async with asyncio.timeout(60):
@@ -153,12 +163,7 @@ async def test_a_server_that_waits_is_waited_for() -> None:
 
 
 async def test_waiting_for_a_server_can_be_cancelled() -> None:
-    server = Server()
-    push = Pushing(server.send)
-    server.room.clear()
-    assert not push(b"a")
-    finishing = asyncio.create_task(push.finish())
-    await asyncio.sleep(0.05)
+    server, _, finishing = await waiting()
     finishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await finishing

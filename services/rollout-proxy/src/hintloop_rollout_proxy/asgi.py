@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import types
 from collections.abc import Callable, Coroutine, Generator, Iterable, MutableMapping
 from typing import Any
 
@@ -118,12 +119,9 @@ class Pushing:
         self._sending = sending
         return False
 
-    async def finish(self) -> None:
-        """Wait until the server has taken what was sent last."""
-        await self
-
-    def __await__(self) -> Generator[Any, None, None]:
-        """Go on with what was begun, on behalf of the task that waits."""
+    @types.coroutine
+    def finish(self) -> Generator[Any, None, None]:
+        """Wait until the server has taken what was sent last: go on with it on behalf of the task that waits."""
         sending, self._sending = self._sending, None
         if sending is None:
             return
