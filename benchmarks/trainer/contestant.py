@@ -1,4 +1,4 @@
-"""`python -m benchmarks.trainer.contestant NAME MODEL`: one contestant in a process of its own.
+"""`python -m benchmarks.trainer.contestant NAME SESSIONS MODEL`: one contestant in a process of its own.
 
 Makes a step for every line on its standard input and answers each with a line of JSON.
 """
@@ -17,11 +17,14 @@ from typing import Any
 from hintloop_contract.config.operations import LoggingSection
 from hintloop_contract.config.schema import Config
 from hintloop_contract.logs import configure_logging
+from hintloop_contract.messages import Sample
 
 from benchmarks.trainer import samples
 
 #: Of the reference configuration.
 NUM_SAMPLES = 16
+#: Agents at work, each in a session of its own: of sixteen turns, six go on from another of them.
+SESSIONS = 10
 #: Tokens of a forward pass, padding included. The more, the more the baseline pads (see `padding` in the report).
 BUDGET = 2048
 LEARNING_RATE = 1e-6
@@ -49,7 +52,12 @@ def configuration(model: Path, *, num_samples: int = NUM_SAMPLES, **sections: An
     )
 
 
-def learner(config: Config) -> tuple[Any, Step]:
+def turns(sessions: int, count: int = NUM_SAMPLES, seed: int = SEED) -> list[Sample]:
+    """The samples of a step."""
+    return samples.make(count, VOCAB_SIZE, seed, sessions=sessions)
+
+
+def learner(config: Config, sessions: int = SESSIONS) -> tuple[Any, Step]:
     """The trainer's learner, driven as its loop does."""
     import msgspec
     from hintloop_trainer.megatron import cpu
@@ -61,7 +69,7 @@ def learner(config: Config) -> tuple[Any, Step]:
     from hintloop_trainer.objective import objective_from
 
     found = Learner(config, objective_from(config, load_loss(None, [])), parallel.start(1, 1, seed=1))
-    made = samples.make(config.training.train_batch_size, VOCAB_SIZE, SEED)
+    made = turns(sessions, config.training.train_batch_size)
     encoded = [msgspec.msgpack.encode(sample) for sample in made]
 
     def step() -> tuple[float, float]:
@@ -72,17 +80,16 @@ def learner(config: Config) -> tuple[Any, Step]:
     return found, step
 
 
-def _peer(model: Path, *, ordered: bool) -> Step:
+def _peer(model: Path, sessions: int, *, ordered: bool) -> Step:
     from benchmarks.trainer.peer import Peer
 
-    made = samples.make(NUM_SAMPLES, VOCAB_SIZE, SEED)
-    return Peer(model, made, BUDGET, ordered=ordered, learning_rate=LEARNING_RATE).step
+    return Peer(model, turns(sessions), BUDGET, ordered=ordered, learning_rate=LEARNING_RATE).step
 
 
-CONTESTANTS: dict[str, Callable[[Path], Step]] = {
-    "hintloop": lambda model: learner(configuration(model))[1],
-    "transformers-sorted": lambda model: _peer(model, ordered=True),
-    "transformers-unsorted": lambda model: _peer(model, ordered=False),
+CONTESTANTS: dict[str, Callable[[Path, int], Step]] = {
+    "hintloop": lambda model, sessions: learner(configuration(model), sessions)[1],
+    "transformers-sorted": lambda model, sessions: _peer(model, sessions, ordered=True),
+    "transformers-unsorted": lambda model, sessions: _peer(model, sessions, ordered=False),
 }
 
 
@@ -96,8 +103,8 @@ def main() -> None:
     """Serve until the standard input ends."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging("bench", LoggingSection(level="error"))
-    name, model = sys.argv[1:]
-    step = CONTESTANTS[name](Path(model))
+    name, sessions, model = sys.argv[1:]
+    step = CONTESTANTS[name](Path(model), int(sessions))
     print(json.dumps({"ready": name}), flush=True)
     for _ in sys.stdin:
         used, started = _usage()[0], time.perf_counter()

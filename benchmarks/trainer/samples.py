@@ -1,7 +1,9 @@
 """The samples that every contestant trains: made once from a stated distribution, the same for all.
 
-Agent turns: a prompt of 50 to 600 tokens, an answer of 10 to 200, both log-uniform (short ones are commoner), sampled
-at temperature 1. Ids and log-probabilities are random: they cost what real ones do.
+Turns of agents, each in a session of its own, as they come in one after another. A session opens with a prompt of 50 to
+600 tokens; an answer has 10 to 200; a later turn's prompt is the turn before it, its answer included, and 10 to 200
+tokens of what came next. All log-uniform (short ones are commoner), sampled at temperature 1. Ids and
+log-probabilities are random: they cost what real ones do.
 """
 
 from __future__ import annotations
@@ -11,42 +13,49 @@ import math
 import numpy as np
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import pack
+from numpy.typing import NDArray
 
-PROMPT_TOKENS = (50, 600)
+OPENING_TOKENS = (50, 600)
 ANSWER_TOKENS = (10, 200)
+NEXT_TOKENS = (10, 200)
 
 
-def _length(rng: np.random.Generator, bounds: tuple[int, int]) -> int:
+def _ids(rng: np.random.Generator, bounds: tuple[int, int], vocab_size: int) -> NDArray[np.int64]:
     low, high = bounds
-    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+    return rng.integers(0, vocab_size, round(math.exp(rng.uniform(math.log(low), math.log(high)))))
 
 
-def make(count: int, vocab_size: int, seed: int = 0) -> list[Sample]:
-    """``count`` samples with a teacher's log-probabilities."""
+def make(count: int, vocab_size: int, seed: int = 0, *, sessions: int) -> list[Sample]:
+    """``count`` turns of ``sessions`` sessions, one of each by turns, with a teacher's log-probabilities."""
     rng = np.random.default_rng(seed)
+    pasts: dict[int, NDArray[np.int64]] = {}
     made = []
     for number in range(count):
-        answer = _length(rng, ANSWER_TOKENS)
+        session = number % sessions
+        prompt = _ids(rng, OPENING_TOKENS, vocab_size)
+        if session in pasts:
+            prompt = np.concatenate([pasts[session], _ids(rng, NEXT_TOKENS, vocab_size)])
+        answer = _ids(rng, ANSWER_TOKENS, vocab_size)
+        pasts[session] = np.concatenate([prompt, answer])
         made.append(
             Sample(
                 turn_id=f"turn-{number:04d}",
-                session_id="benchmark",
-                prompt_ids=pack(rng.integers(0, vocab_size, _length(rng, PROMPT_TOKENS)), "int32"),
-                response_ids=pack(rng.integers(0, vocab_size, answer), "int32"),
-                behaviour_logprobs=pack(-rng.uniform(8.0, 14.0, answer), "float32"),
+                session_id=f"session-{session:04d}",
+                prompt_ids=pack(prompt, "int32"),
+                response_ids=pack(answer, "int32"),
+                behaviour_logprobs=pack(-rng.uniform(8.0, 14.0, len(answer)), "float32"),
                 behaviour_space="processed",
                 sampling=Sampling(temperature=1.0),
                 version_oldest=1,
                 version_newest=1,
                 captured_ms=0,
                 score=1,
-                teacher_logprobs=pack(-rng.uniform(8.0, 14.0, answer), "float32"),
+                teacher_logprobs=pack(-rng.uniform(8.0, 14.0, len(answer)), "float32"),
             )
         )
     return made
 
 
-def num_tokens(count: int, vocab_size: int, seed: int = 0) -> int:
-    """Prompt and answer tokens of :func:`make`."""
-    made = make(count, vocab_size, seed)
+def num_tokens(made: list[Sample]) -> int:
+    """Prompt and answer tokens of all samples."""
     return sum(sample.prompt_ids.shape[0] + sample.response_ids.shape[0] for sample in made)

@@ -35,11 +35,15 @@ FULL: dict[str, Any] = {
     "recompute_num_layers": 1,
 }
 
+#: Samples of which the second goes on from the first.
+CONTINUED = ((0, 1), (4, 6), (3, 5))
+
 ALONE = [
     Case("alone", save=True, forced=True),
     Case("mixture", student="student-moe", forced=True),
     Case("alone-distributed", DISTRIBUTED, save=True),
     Case("padded", {"packing": False}),
+    Case("apart", {"share_prefixes": False}, forced=True),
     Case("recomputed", FULL),
     Case("recomputed-attention", {"recompute_granularity": "selective"}),
 ]
@@ -100,11 +104,16 @@ def launch(folder: Path, cases: list[Case], world: int, nodes: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Students whose vocabulary no two ranks share evenly, and eight samples of different lengths."""
+    """Students whose vocabulary no two ranks share evenly, and eight samples of different lengths.
+
+    One pair of turns in every step is of one session.
+    """
     folder = tmp_path_factory.mktemp("layouts")
     students.tiny_model("qwen3", tied=True).save_pretrained(folder / "student")
     students.tiny_model("qwen3_moe", tied=False).save_pretrained(folder / "student-moe")
     samples = [students.make_sample(turn, num_prompt=3 + turn % 3, num_response=3 + 2 * turn) for turn in range(8)]
+    for before, after in CONTINUED:
+        samples[after] = students.following(samples[before], samples[after])
     (folder / "samples.msgpack").write_bytes(msgspec.msgpack.encode(samples))
     return folder
 

@@ -35,16 +35,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_samples_are_the_same_for_all_and_within_their_bounds() -> None:
-    made = samples.make(50, VOCAB, seed=3)
-    assert made == samples.make(50, VOCAB, seed=3)
+    made = samples.make(50, VOCAB, seed=3, sessions=50)
+    assert made == samples.make(50, VOCAB, seed=3, sessions=50)
     prompts, answers = [len(s.prompt_ids) for s in made], [len(s.response_ids) for s in made]
     assert min(prompts) >= 50 and max(prompts) <= 600 and max(prompts) > 400
     assert min(answers) >= 10 and max(answers) <= 200 and max(answers) > 130
-    assert samples.num_tokens(50, VOCAB, seed=3) == sum(prompts) + sum(answers)
+    assert samples.num_tokens(made) == sum(prompts) + sum(answers)
+
+
+def test_a_later_turn_s_prompt_holds_the_turn_before() -> None:
+    made = samples.make(16, VOCAB, seed=3, sessions=10)
+    assert len({sample.session_id for sample in made}) == 10
+    for before, after in zip(made[:6], made[10:], strict=True):
+        assert before.session_id == after.session_id
+        past = [*unpack(before.prompt_ids), *unpack(before.response_ids)]
+        assert [*unpack(after.prompt_ids)][: len(past)] == past
+        assert 10 <= len(after.prompt_ids) - len(past) <= 200
 
 
 def test_the_baseline_takes_the_budget_and_the_same_step_however_it_is_ordered(model: Path) -> None:
-    made = samples.make(12, VOCAB, seed=1)
+    made = samples.make(12, VOCAB, seed=1, sessions=12)
     steps = []
     for ordered in (True, False):
         peer = Peer(model, made, BUDGET, ordered=ordered, learning_rate=1e-3)
@@ -57,7 +67,7 @@ def test_the_baseline_takes_the_budget_and_the_same_step_however_it_is_ordered(m
 
 def test_the_baseline_s_loss_is_the_methods(model: Path) -> None:
     """Sample by sample, all logits, no padding."""
-    made = samples.make(3, VOCAB, seed=2)
+    made = samples.make(3, VOCAB, seed=2, sessions=3)
     peer = Peer(model, made, BUDGET, ordered=True, learning_rate=1e-3)
     total, count = 0.0, 0
     for sample in made:

@@ -55,6 +55,7 @@ OBSERVED = {
     "training.micro_batch_tokens": "unit/trainer/test_memory.py"
     "::test_micro_batches_by_tokens_are_as_large_as_their_budget",
     "training.packing": "unit/trainer/test_work.py::test_a_step_says_what_it_computed",
+    "training.share_prefixes": "unit/trainer/test_chains.py::test_what_was_shared_is_told",
     "training.num_epochs": "integration/trainer/test_key_effects.py::test_a_collection_is_passed_over_so_often",
     "training.learning_rate": "unit/trainer/test_learner.py::test_the_first_adamw_step_is_the_learning_rate",
     "training.lr_warmup_steps": "unit/trainer/test_learner.py::test_the_learning_rate_rises_over_the_first_steps",

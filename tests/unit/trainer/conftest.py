@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from hintloop_contract.config.schema import Config
 from hintloop_contract.messages import Sample, Sampling
-from hintloop_contract.tensors import pack
+from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer import megatron  # noqa: F401  # before anything of megatron-core
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.losses.loading import load_loss
@@ -129,3 +130,9 @@ def make_sample(turn: int = 0, *, num_prompt: int = 5, num_response: int = 4, **
         **fields,
     }
     return Sample(**settings)
+
+
+def following(before: Sample, after: Sample) -> Sample:
+    """``after`` as the turn that goes on from ``before``: its prompt behind that turn's prompt and answer."""
+    ids = [unpack(part) for part in (before.prompt_ids, before.response_ids, after.prompt_ids)]
+    return msgspec.structs.replace(after, prompt_ids=pack(np.concatenate(ids), "int32"))

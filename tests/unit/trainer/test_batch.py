@@ -6,12 +6,14 @@ import torch
 from hintloop_contract.messages import Sampling
 from hintloop_contract.tensors import pack
 from hintloop_trainer import batch as batching
+from hintloop_trainer.chains import alone
 from hintloop_trainer.errors import SampleError
 from hintloop_trainer.lineage import Lineage
 
 from .conftest import VOCAB, make_sample
 
 CPU = torch.device("cpu")
+LIMITS = batching.Limits(packed=False, num_sequences=4, num_tokens=None)
 
 
 def examples(count: int) -> list[batching.Example]:
@@ -20,7 +22,7 @@ def examples(count: int) -> list[batching.Example]:
 
 
 def test_every_target_is_paired_with_the_position_before_it() -> None:
-    batch = batching.collate(examples(5), candidates=False, device=CPU)
+    batch = batching.collate(alone(examples(5)), candidates=False, device=CPU)
     num = len(batch.examples)
     seen = 0
     for row, target, owner in zip(
@@ -39,9 +41,9 @@ def test_every_target_is_paired_with_the_position_before_it() -> None:
 
 def test_division_loses_nothing_and_keeps_like_lengths_together() -> None:
     made = examples(11)
-    parts = [batching.share(made, rank, 3) for rank in range(3)]
+    parts = [batching.share(made, LIMITS, rank, 3) for rank in range(3)]
     assert sorted(e.turn_id for part in parts for e in part) == sorted(e.turn_id for e in made)
-    batches = batching.divide(made, batching.Limits(False, 4, None), candidates=False, device=CPU)
+    batches = batching.divide(made, LIMITS, candidates=False, device=CPU)
     assert [len(batch.examples) for batch in batches] == [4, 4, 3]
     lengths = [example.num_tokens for batch in batches for example in batch.examples]
     assert lengths == sorted(lengths, reverse=True)

@@ -12,6 +12,7 @@ import torch
 from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer import batch as batching
+from hintloop_trainer.chains import alone
 from hintloop_trainer.errors import LossError, TrainingError
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.megatron import cpu, logprobs, weights
@@ -158,7 +159,7 @@ def test_without_old_values_the_result_is_that_of_a_forward_of_its_own(
 def test_scores_do_not_depend_on_chunks_or_padding(student: Callable[..., Path], layout: Layout) -> None:
     learner = make_learner(student(), layout)
     examples = [batching.read_example(sample, VOCAB) for sample in SAMPLES]
-    together = batching.collate(examples, candidates=False, device=torch.device("cpu"))
+    together = batching.collate(alone(examples), candidates=False, device=torch.device("cpu"))
     with cpu.quietly():
         hidden = learner._hidden(learner.replicated, together).flatten(0, 1)[together.rows_N]
         arguments = (learner.model, hidden, together.targets_N, together.temperatures_N, VOCAB)
@@ -169,11 +170,9 @@ def test_scores_do_not_depend_on_chunks_or_padding(student: Callable[..., Path],
         (one,) = torch.autograd.grad(whole.tempered_N.sum(), hidden, retain_graph=True)
         (two,) = torch.autograd.grad(chunked.tempered_N.sum(), hidden)
     torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
-    alone = [
-        learner._score_before([batching.collate([e], candidates=False, device=torch.device("cpu"))])[0].logprobs_N
-        for e in examples
-    ]
-    torch.testing.assert_close(torch.cat(alone), whole.logprobs_N.detach(), rtol=1e-5, atol=1e-5)
+    each = [batching.collate(alone([example]), candidates=False, device=torch.device("cpu")) for example in examples]
+    apart = [learner._score_before([batch])[0].logprobs_N for batch in each]
+    torch.testing.assert_close(torch.cat(apart), whole.logprobs_N.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_entropy_equals_the_plain_one(student: Callable[..., Path], layout: Layout) -> None:

@@ -14,6 +14,7 @@ import torch
 from hintloop_contract.config.schema import Config
 from hintloop_trainer import __main__ as launcher
 from hintloop_trainer.batch import collate, read_example
+from hintloop_trainer.chains import alone
 from hintloop_trainer.errors import NoRoomError
 from hintloop_trainer.megatron import cpu, lora, model
 from hintloop_trainer.megatron.parallel import Layout
@@ -100,7 +101,7 @@ def saved_bytes(plan: Any, layout: Layout) -> int:
         read_example(make_sample(turn, num_prompt=9, num_response=longest - 8), VOCAB)
         for turn in range(training.micro_batch_size)
     ]
-    batch = collate(examples, packed=training.packing, candidates=False, device=torch.device("cpu"))
+    batch = collate(alone(examples), packed=training.packing, candidates=False, device=torch.device("cpu"))
     weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -111,7 +112,7 @@ def saved_bytes(plan: Any, layout: Layout) -> int:
 
     from hintloop_trainer.megatron.attention import packed_row
 
-    row = packed_row(batch.lengths, 1, torch.device("cpu")) if batch.lengths else None
+    row = packed_row(batch.lengths, 1, torch.device("cpu")) if batch.packed else None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), cpu.quietly():
         network(batch.input_ids_BS, batch.position_ids_BS, None, packed_seq_params=row)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

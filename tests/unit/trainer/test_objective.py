@@ -18,6 +18,7 @@ from hintloop_contract.errors import ConfigError
 from hintloop_contract.messages import Sampling
 from hintloop_trainer import batch as batching
 from hintloop_trainer.batch import Example, MicroBatch
+from hintloop_trainer.chains import alone
 from hintloop_trainer.errors import LossError
 from hintloop_trainer.losses.loading import load_loss
 from hintloop_trainer.megatron.logprobs import Scores
@@ -50,7 +51,7 @@ def made_batch(score: tuple[int | None, ...], taught: tuple[bool, ...]) -> Micro
             **({} if taught[number] else {"teacher_logprobs": None}),
         )
         examples.append(shrunk(batching.read_example(sample, 131)))
-    batch = batching.collate(examples, candidates=False, device=torch.device("cpu"))
+    batch = batching.collate(alone(examples), candidates=False, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(9)
     return dataclasses.replace(batch, reference_N=-3 * torch.rand(sum(LENGTHS), generator=generator).double())
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from hintloop_contract.config.schema import TrainingSection
 from hintloop_trainer import batch as batching
+from hintloop_trainer import chains
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.megatron import attention, cpu, logprobs, weights
 from hintloop_trainer.megatron.mlp import swiglu
@@ -25,6 +26,7 @@ from pydantic import ValidationError
 from .conftest import VOCAB, build_learner, make_sample
 
 CPU = torch.device("cpu")
+LIMITS = batching.Limits(packed=True, num_sequences=5, num_tokens=None)
 SHAPES = [(3, 2), (9, 4), (1, 7), (20, 1), (6, 6)]
 SAMPLES = [make_sample(turn, num_prompt=p, num_response=r) for turn, (p, r) in enumerate(SHAPES)]
 
@@ -86,7 +88,7 @@ def test_no_sequence_of_a_row_sees_another(student: Callable[..., Path], layout:
     rows = []
     for neighbours in (SAMPLES, others):
         made = [batching.read_example(s, VOCAB) for s in (neighbours[0], SAMPLES[1], neighbours[2])]
-        batch = batching.collate(made, packed=True, candidates=False, device=CPU)
+        batch = batching.collate(chains.alone(made), packed=True, candidates=False, device=CPU)
         with torch.no_grad(), cpu.quietly():
             hidden_NH = learner._hidden(learner.replicated, batch).flatten(0, 1)[batch.rows_N]
         rows.append(hidden_NH[batch.sample_N == 1])
@@ -172,7 +174,7 @@ def test_a_sample_beyond_the_budget_goes_alone_and_rows_are_alike() -> None:
 @settings(max_examples=40)
 def test_shares_weigh_the_same_but_for_one_sample(lengths: list[int], size: int) -> None:
     made = [example(turn, length) for turn, length in enumerate(lengths)]
-    parts = [batching.share(made, rank, size) for rank in range(size)]
+    parts = [batching.share(made, LIMITS, rank, size) for rank in range(size)]
     assert sorted(e.turn_id for part in parts for e in part) == sorted(e.turn_id for e in made)
     loads = [sum(e.num_tokens for e in part) for part in parts]
     assert min(loads) > 0 and max(loads) - min(loads) <= max(lengths)
@@ -180,7 +182,7 @@ def test_shares_weigh_the_same_but_for_one_sample(lengths: list[int], size: int)
 
 def test_positions_restart_with_every_sequence() -> None:
     made = [batching.read_example(sample, VOCAB) for sample in SAMPLES[:3]]
-    batch = batching.collate(made, packed=True, candidates=False, device=CPU)
+    batch = batching.collate(chains.alone(made), packed=True, candidates=False, device=CPU)
     assert batch.lengths == (4, 12, 7)
     assert batch.position_ids_BS.tolist() == [[*range(4), *range(12), *range(7)]]
     ids = [token for e in made for token in [*e.prompt_P.tolist(), *e.response_T.tolist()][:-1]]

@@ -12,6 +12,7 @@ from hintloop_contract.messages import Sample, Sampling
 from hintloop_contract.tensors import pack, unpack
 from hintloop_trainer import batch as batching
 from hintloop_trainer import reference
+from hintloop_trainer.chains import alone
 from hintloop_trainer.learner import Learner
 from hintloop_trainer.megatron import cpu, model, weights
 from hintloop_trainer.megatron.parallel import Layout
@@ -58,7 +59,7 @@ def test_gradients_of_a_real_model_equal_finite_differences(
     with_reference(learner, student(family, tied=False, seed=5))
     learner.reference._frozen.double()  # type: ignore[union-attr]
     examples = [batching.read_example(sample, learner.arch.vocab_size) for sample in SAMPLES]
-    plain = batching.collate(examples, candidates=False, device=torch.device("cpu"))
+    plain = batching.collate(alone(examples), candidates=False, device=torch.device("cpu"))
     assert learner.reference is not None
     with cpu.quietly():
         (batch,) = learner.reference.beside([plain])

@@ -43,8 +43,8 @@ def test_operations_are_those_that_torch_counts(student: Callable[..., Path], fa
     hidden = arch.num_layers * 2 * length**2 * arch.num_heads * arch.head_dim
     assert forward == pytest.approx(ours + hidden, rel=0.002)
     assert backward == pytest.approx(2 * forward, rel=0.002)
-    assert flops.step_flops(arch, [(length, length)]) == 3 * ours
-    assert flops.step_flops(arch, [(length, length)], frozen=True) == 2 * ours
+    assert flops.step_flops(arch, [length], length) == 3 * ours
+    assert flops.step_flops(arch, [length], length, frozen=True) == 2 * ours
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ Owns the one place where tokens meet the positions that predict them: the token 
 prompt + response is predicted by the hidden state at p - 1, so the trained rows of a sample are
 ``P - 1 .. P + T - 2`` and their targets are the response ids, in order.
 Sequences stand end to end in one row, each with positions of its own (packed), or below one another, padded on
-the right; under causal attention no trained row can see the padding.
+the right; under causal attention no trained row can see the padding. Samples that begin one another share a sequence
+(:mod:`chains`).
 Legend: P = prompt tokens, T = response tokens, B = sequences, S = positions, N = trained tokens of a
 micro-batch, K = teacher candidates.
 """
@@ -25,6 +26,7 @@ from hintloop_contract.tensors import PackedArray, unpack
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.dlpack import from_dlpack
 
+from hintloop_trainer.chains import Chain, apart, chains, inputs, longest_first
 from hintloop_trainer.errors import SampleError
 
 #: Sampling temperatures below this are greedy decoding, as they are to the engines.
@@ -187,6 +189,7 @@ class MicroBatch:
     """Sequences that go through the model together, and their trained rows laid end to end."""
 
     examples: tuple[Example, ...]
+    """Those of the first sequence, then those of the next; several may share a sequence (:mod:`chains`)."""
     input_ids_BS: torch.Tensor
     position_ids_BS: torch.Tensor
     rows_N: torch.Tensor
@@ -195,12 +198,14 @@ class MicroBatch:
     sample_N: torch.Tensor
     """int64: which of ``examples`` a trained token belongs to."""
     temperatures_N: torch.Tensor
+    lengths: tuple[int, ...]
+    """Positions of each sequence, without padding."""
+    packed: bool
+    """Whether the sequences make up one row; else they are padded."""
     candidates_NK: torch.Tensor | None = field(default=None)
     """int64; only when a loss asked for them."""
     reference_N: torch.Tensor | None = field(default=None)
     """float32: the reference's log-probabilities at the sampling temperature; only under a reference KL."""
-    lengths: tuple[int, ...] | None = field(default=None)
-    """Positions of each sequence of the one packed row; ``None`` where sequences are padded."""
 
     @property
     def num_trained(self) -> int:
@@ -214,41 +219,40 @@ class Limits:
 
     packed: bool
     """Sequences end to end in one row; else padded to the longest."""
-    num_samples: int
-    """Most samples, where tokens are not counted."""
+    num_sequences: int
+    """Most sequences, where tokens are not counted."""
     num_tokens: int | None
-    """Most tokens, padding included; a sample that alone is longer is a micro-batch of its own."""
+    """Most tokens, padding included; a sequence that alone is longer is a micro-batch of its own."""
+    shared: bool = True
+    """Samples that others begin with go through the model with these (:mod:`chains`)."""
 
 
 def limits_from(training: TrainingSection) -> Limits:
     """The configured limits."""
-    return Limits(training.packing, training.micro_batch_size, training.micro_batch_tokens)
+    return Limits(training.packing, training.micro_batch_size, training.micro_batch_tokens, training.share_prefixes)
 
 
-def _longest_first(examples: Sequence[Example]) -> list[Example]:
-    return sorted(examples, key=lambda example: (-example.num_tokens, example.turn_id))
-
-
-def _spread(examples: Sequence[Example], count: int) -> list[list[Example]]:
-    """``count`` parts of much the same number of tokens: the longest sample left goes to the lightest part."""
-    parts: list[list[Example]] = [[] for _ in range(count)]
+def _spread(found: Sequence[Chain], count: int) -> list[list[Chain]]:
+    """``count`` parts of much the same number of tokens: the longest sequence left goes to the lightest part."""
+    parts: list[list[Chain]] = [[] for _ in range(count)]
     loads = [0] * count
-    for example in _longest_first(examples):
+    for chain in longest_first(found):
         lightest = loads.index(min(loads))
-        parts[lightest].append(example)
-        loads[lightest] += example.num_tokens
+        parts[lightest].append(chain)
+        loads[lightest] += chain.num_tokens
     return parts
 
 
-def share(examples: Sequence[Example], rank: int, size: int) -> list[Example]:
+def share(examples: Sequence[Example], limits: Limits, rank: int, size: int) -> list[Example]:
     """This data-parallel rank's part; the parts have much the same number of tokens, and none is empty without need."""
-    return _spread(examples, size)[rank]
+    whole = apart(chains(examples, shared=limits.shared), size)
+    return [example for chain in _spread(whole, size)[rank] for example in chain.examples]
 
 
 def divide(examples: Sequence[Example], limits: Limits, *, candidates: bool, device: torch.device) -> list[MicroBatch]:
     """Micro-batches within ``limits``, the largest first; of one number of candidates each, where there are any."""
     alike = _by_candidates(examples) if candidates else [examples]
-    groups = [group for part in alike for group in _within(part, limits)]
+    groups = [group for part in alike for group in _within(chains(part, shared=limits.shared), limits)]
     return [collate(group, packed=limits.packed, candidates=candidates, device=device) for group in groups]
 
 
@@ -260,89 +264,88 @@ def _by_candidates(examples: Sequence[Example]) -> list[list[Example]]:
     return list(found.values())
 
 
-def _within(examples: Sequence[Example], limits: Limits) -> list[list[Example]]:
+def _within(found: Sequence[Chain], limits: Limits) -> list[list[Chain]]:
     if limits.num_tokens is None:
-        return _by_count(examples, limits.num_samples)
+        return _by_count(found, limits.num_sequences)
     if limits.packed:
-        return _by_tokens(examples, limits.num_tokens)
-    return _by_padded_tokens(examples, limits.num_tokens)
+        return _by_tokens(found, limits.num_tokens)
+    return _by_padded_tokens(found, limits.num_tokens)
 
 
-def _by_count(examples: Sequence[Example], most: int) -> list[list[Example]]:
-    """Samples of similar length together."""
-    ordered = _longest_first(examples)
+def _by_count(found: Sequence[Chain], most: int) -> list[list[Chain]]:
+    """Sequences of similar length together."""
+    ordered = longest_first(found)
     return [ordered[start : start + most] for start in range(0, len(ordered), most)]
 
 
-def _by_tokens(examples: Sequence[Example], budget: int) -> list[list[Example]]:
+def _by_tokens(found: Sequence[Chain], budget: int) -> list[list[Chain]]:
     """Rows of much the same length, as few as the budget allows and the greedy spreading finds."""
-    alone = [[example] for example in _longest_first(examples) if example.num_tokens > budget]
-    rest = [example for example in examples if example.num_tokens <= budget]
-    count = math.ceil(sum(example.num_tokens for example in rest) / budget)
+    alone = [[chain] for chain in longest_first(found) if chain.num_tokens > budget]
+    rest = [chain for chain in found if chain.num_tokens <= budget]
+    count = math.ceil(sum(chain.num_tokens for chain in rest) / budget)
     while rest:
         rows = _spread(rest, count)
-        loads = [sum(example.num_tokens for example in row) for row in rows]
+        loads = [sum(chain.num_tokens for chain in row) for row in rows]
         if max(loads) <= budget:
             return alone + [row for _, row in sorted(zip(loads, rows, strict=True), key=lambda item: -item[0])]
         count += 1
     return alone
 
 
-def _by_padded_tokens(examples: Sequence[Example], budget: int) -> list[list[Example]]:
-    """Samples of similar length together, as many as the budget takes when padded to the longest."""
-    groups: list[list[Example]] = []
-    for example in _longest_first(examples):
+def _by_padded_tokens(found: Sequence[Chain], budget: int) -> list[list[Chain]]:
+    """Sequences of similar length together, as many as the budget takes when padded to the longest."""
+    groups: list[list[Chain]] = []
+    for chain in longest_first(found):
         if groups and (len(groups[-1]) + 1) * groups[-1][0].num_tokens <= budget:
-            groups[-1].append(example)
+            groups[-1].append(chain)
         else:
-            groups.append([example])
+            groups.append([chain])
     return groups
 
 
-def collate(examples: Sequence[Example], *, packed: bool = False, candidates: bool, device: torch.device) -> MicroBatch:
-    """One micro-batch. The last token of a sequence is only ever a target, so it has one position less than tokens."""
-    lengths = [example.num_tokens - 1 for example in examples]
+def collate(found: Sequence[Chain], *, packed: bool = False, candidates: bool, device: torch.device) -> MicroBatch:
+    """One micro-batch of these sequences."""
+    lengths = [chain.num_positions for chain in found]
     stride, starts = 1, [0, *accumulate(lengths)]
     if not packed:
-        stride, starts = len(examples), list(range(len(examples)))
-    rows, targets, owners, temperatures = [], [], [], []
-    for number, example in enumerate(examples):
-        positions = torch.arange(len(example.prompt_P) - 1, lengths[number])
-        rows.append(positions * stride + starts[number])
-        targets.append(example.response_T)
-        owners.append(torch.full_like(positions, number))
-        temperatures.append(torch.full((example.num_trained,), example.policy_temperature))
+        stride, starts = len(found), list(range(len(found)))
+    placed = [(example, start) for chain, start in zip(found, starts, strict=False) for example in chain.examples]
+    examples = tuple(example for example, _ in placed)
+    counts = torch.tensor([example.num_trained for example in examples])
     ids_NK = None
     if candidates:
         ids_NK = torch.cat([_candidates(example) for example in examples]).to(device)
-    ids_BS, positions_BS = _packed(examples) if packed else _padded(examples)
+    ids_BS, positions_BS = _packed(found) if packed else _padded(found)
+    temperatures = torch.tensor([example.policy_temperature for example in examples])
     return MicroBatch(
-        examples=tuple(examples),
+        examples=examples,
         input_ids_BS=ids_BS.to(device),
         position_ids_BS=positions_BS.to(device),
-        rows_N=torch.cat(rows).to(device),
-        targets_N=torch.cat(targets).to(device),
-        sample_N=torch.cat(owners).to(device),
-        temperatures_N=torch.cat(temperatures).to(device),
+        rows_N=torch.cat([_positions(example) * stride + start for example, start in placed]).to(device),
+        targets_N=torch.cat([example.response_T for example in examples]).to(device),
+        sample_N=torch.arange(len(examples)).repeat_interleave(counts).to(device),
+        temperatures_N=temperatures.repeat_interleave(counts).to(device),
+        lengths=tuple(lengths),
+        packed=packed,
         candidates_NK=ids_NK,
-        lengths=tuple(lengths) if packed else None,
     )
 
 
-def _inputs(example: Example) -> torch.Tensor:
-    return torch.cat([example.prompt_P, example.response_T])[:-1]
+def _positions(example: Example) -> torch.Tensor:
+    """Those whose hidden states predict the response, int64 ``[T]``."""
+    return torch.arange(len(example.prompt_P) - 1, example.num_tokens - 1)
 
 
-def _packed(examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+def _packed(found: Sequence[Chain]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and positions, int64 ``[1, S]``."""
-    ids = [_inputs(example) for example in examples]
+    ids = [inputs(chain.examples[0]) for chain in found]
     return torch.cat(ids)[None], torch.cat([torch.arange(len(part)) for part in ids])[None]
 
 
-def _padded(examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(found: Sequence[Chain]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and positions, int64 ``[B, S]``."""
-    ids = pad_sequence([_inputs(example) for example in examples], batch_first=True)
-    return ids, torch.arange(ids.shape[1]).expand(len(examples), -1)
+    ids = pad_sequence([inputs(chain.examples[0]) for chain in found], batch_first=True)
+    return ids, torch.arange(ids.shape[1]).expand(len(found), -1)
 
 
 def _candidates(example: Example) -> torch.Tensor:

@@ -132,7 +132,7 @@ def _everyones(
 ) -> dict[str, Any]:
     """Results by turn id, of all data-parallel ranks' shares."""
     layout = learner.layout
-    mine = batching.share(examples, layout.dp_rank, layout.dp_size)
+    mine = batching.share(examples, learner.limits, layout.dp_rank, layout.dp_size)
     batches = batching.divide(mine, learner.limits, candidates=with_candidates, device=cpu.device()) if mine else []
     # Ranks that share experts go through the model together, whoever of them has something to read.
     meeting = bool(examples) and layout.ep_size > 1

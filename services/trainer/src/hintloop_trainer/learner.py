@@ -23,7 +23,7 @@ from hintloop_contract.messages import Sample
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from hintloop_trainer import batch as batching
-from hintloop_trainer import own_teacher, reference
+from hintloop_trainer import chains, own_teacher, reference
 from hintloop_trainer.batch import Example, MicroBatch
 from hintloop_trainer.errors import LossError, ModelError, TrainingError
 from hintloop_trainer.groups import relative_scores
@@ -143,7 +143,7 @@ class Learner:
 
     def plan(self, examples: list[Example]) -> Planned:
         """This rank's share of them in micro-batches."""
-        mine = batching.share(examples, self.layout.dp_rank, self.layout.dp_size)
+        mine = batching.share(examples, self.limits, self.layout.dp_rank, self.layout.dp_size)
         batches = batching.divide(
             mine,
             self.limits,
@@ -239,7 +239,9 @@ class Learner:
         return [output for output in outputs if output is not None]
 
     def _hidden(self, network: Any, batch: MicroBatch) -> torch.Tensor:
-        return self._forward(network, batch.input_ids_BS, batch.position_ids_BS, batch.lengths)
+        return self._forward(
+            network, batch.input_ids_BS, batch.position_ids_BS, batch.lengths if batch.packed else None
+        )
 
     def _forward(
         self, network: Any, ids_BS: torch.Tensor, positions_BS: torch.Tensor, lengths: tuple[int, ...] | None = None
@@ -345,7 +347,7 @@ class Learner:
             topk_logprobs_TK=None,
             tail_T=None,
         )
-        (old,) = self._score_before([batching.collate([example], candidates=False, device=cpu.device())])
+        (old,) = self._score_before([batching.collate(chains.alone([example]), candidates=False, device=cpu.device())])
         values = old.logprobs_N.cpu() if self.layout.last_stage else nothing
         dist.broadcast(values, src=self.layout.world_size - 1)
         scores: list[float] = values.tolist()

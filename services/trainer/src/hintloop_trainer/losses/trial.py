@@ -13,6 +13,7 @@ import torch
 
 from hintloop_trainer import batch as batching
 from hintloop_trainer.batch import Example, MicroBatch
+from hintloop_trainer.chains import alone
 from hintloop_trainer.errors import LossError
 from hintloop_trainer.megatron.logprobs import Scores
 
@@ -109,7 +110,7 @@ def _batch(
     examples = [
         _example(objective, number, length, top_k, generator, teacher_seed) for number, length in enumerate(_LENGTHS)
     ]
-    batch = batching.collate(examples, candidates=objective.wants_candidates, device=device)
+    batch = batching.collate(alone(examples), candidates=objective.wants_candidates, device=device)
     if not objective.kl_coef:
         return batch
     return dataclasses.replace(batch, reference_N=torch.randn(sum(_LENGTHS), generator=generator).to(device) - 4.0)

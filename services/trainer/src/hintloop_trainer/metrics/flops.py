@@ -1,8 +1,9 @@
 """Floating-point operations of a step, and the share of the devices' peak that they are (MFU).
 
 Counted is what the model needs, not what is done: neither padding, nor what is computed anew in the backward pass, nor
-the passes of a reference, a teacher or the log-probabilities before the step. With s positions, t trained tokens, L
-layers, H hidden size, F width of the feed-forward part, V vocabulary, and Q, K query and key-value heads of size D::
+the passes of a reference, a teacher or the log-probabilities before the step; a beginning that samples share counts
+once. With s positions, t trained tokens, L layers, H hidden size, F width of the feed-forward part, V vocabulary, and
+Q, K query and key-value heads of size D::
 
     forward  = L (2 s H D (2 Q + 2 K) + 6 s H F + 2 s^2 Q D) + 2 t H V
     a step   = 3 x forward   (one for the forward pass, two for the backward; 2 x where the weights are frozen)
@@ -52,7 +53,7 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
 
 
 def forward_flops(arch: Architecture, num_positions: int, num_trained: int) -> float:
-    """Of one sequence, forward."""
+    """Of one sequence, forward, with the head on ``num_trained`` rows."""
     width = arch.num_heads * arch.head_dim
     attention = 2.0 * arch.hidden_size * arch.head_dim * (2 * arch.num_heads + 2 * arch.num_kv_groups)
     ffn = arch.ffn_size if arch.mixture is None else arch.mixture.per_token * arch.mixture.ffn_size
@@ -60,7 +61,7 @@ def forward_flops(arch: Architecture, num_positions: int, num_trained: int) -> f
     return arch.num_layers * layer + 2.0 * num_trained * arch.hidden_size * arch.vocab_size
 
 
-def step_flops(arch: Architecture, lengths: Iterable[tuple[int, int]], *, frozen: bool = False) -> float:
-    """Forward and backward over sequences of (positions, trained tokens)."""
+def step_flops(arch: Architecture, lengths: Iterable[int], num_trained: int, *, frozen: bool = False) -> float:
+    """Forward and backward over sequences of so many positions, with ``num_trained`` tokens trained in all of them."""
     passes = 2.0 if frozen else 3.0
-    return passes * sum(forward_flops(arch, positions, trained) for positions, trained in lengths)
+    return passes * (sum(forward_flops(arch, length, 0) for length in lengths) + forward_flops(arch, 0, num_trained))

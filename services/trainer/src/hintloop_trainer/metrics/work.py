@@ -26,6 +26,8 @@ class Work:
     """Positions that went through the layers."""
     num_padding: int
     """Of them, those that stand for no token."""
+    num_shared: int
+    """Positions that did not: other samples' sequences hold them already."""
     flops: float
     """Of the forward and backward passes (:mod:`flops`)."""
     mfu: float | None
@@ -37,6 +39,12 @@ class Work:
     def padding_share(self) -> float:
         """Padding's share of the positions."""
         return self.num_padding / self.num_positions if self.num_positions else 0.0
+
+    @property
+    def shared_share(self) -> float:
+        """The share of all samples' positions that was computed within another sample's sequence."""
+        needed = self.num_positions - self.num_padding + self.num_shared
+        return self.num_shared / needed if needed else 0.0
 
 
 class Meter:
@@ -53,18 +61,21 @@ class Meter:
     def measure(self, batches: Sequence[MicroBatch], seconds: float) -> Work:
         """What a step with these micro-batches of this rank took. Collective over all ranks."""
         examples = [example for batch in batches for example in batch.examples]
-        lengths = [(example.num_tokens - 1, example.num_trained) for example in examples]
+        lengths = [length for batch in batches for length in batch.lengths]
         positions = sum(batch.input_ids_BS.numel() for batch in batches)
+        trained = sum(batch.num_trained for batch in batches)
         mine = [
             sum(example.num_tokens for example in examples),
             positions,
-            positions - sum(length for length, _ in lengths),
-            flops.step_flops(self._arch, lengths, frozen=self._frozen),
+            positions - sum(lengths),
+            sum(example.num_tokens - 1 for example in examples) - sum(lengths),
+            flops.step_flops(self._arch, lengths, trained, frozen=self._frozen),
         ]
         sums = torch.tensor(mine, dtype=torch.float64, device=cpu.device())
         dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
-        read, computed, padded, operations = sums.tolist()
+        read, computed, padded, shared, operations = sums.tolist()
         mfu = None
         if self._peak is not None and seconds > 0:
             mfu = operations / (seconds * dist.get_world_size() * self._peak * 1e12)
-        return Work(int(read), int(computed), int(padded), operations, mfu, memory_use.largest())
+        counts = int(read), int(computed), int(padded), int(shared)
+        return Work(*counts, operations, mfu, memory_use.largest())

@@ -1,0 +1,196 @@
+"""Turns whose tokens later turns begin with: computed once, and every number as if each had gone by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hintloop_contract.messages import Sample
+from hintloop_contract.tensors import pack, unpack
+from hintloop_trainer import batch as batching
+from hintloop_trainer import chains
+from hintloop_trainer.learner import Learner
+from hintloop_trainer.megatron.parallel import Layout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .conftest import VOCAB, build_learner, following, make_sample
+from .test_packing import CPU, gradients
+
+
+def session(number: int, turns: int, **fields: Any) -> list[Sample]:
+    """Turns of one session: each prompt holds the prompt and the answer before, and some tokens more."""
+    made: list[Sample] = []
+    for turn in range(turns):
+        sample = make_sample(10 * number + turn, num_prompt=3 + turn, num_response=2 + turn, **fields)
+        made.append(following(made[-1], sample) if made else sample)
+    return made
+
+
+def read(samples: list[Sample]) -> list[batching.Example]:
+    return [batching.read_example(sample, VOCAB) for sample in samples]
+
+
+def turns(found: list[chains.Chain]) -> list[list[str]]:
+    return [[example.turn_id for example in chain.examples] for chain in found]
+
+
+def with_ids(turn: int, prompt: list[int], response: list[int]) -> Sample:
+    ids = {"prompt_ids": pack(np.array(prompt), "int32"), "response_ids": pack(np.array(response), "int32")}
+    return make_sample(turn, num_response=len(response), **ids)
+
+
+def test_turns_of_a_session_are_one_chain_in_any_order() -> None:
+    made = read([*session(1, 3), *session(2, 2), *session(3, 1)])
+    expected = [["turn-0012", "turn-0011", "turn-0010"], ["turn-0021", "turn-0020"], ["turn-0030"]]
+    for order in (made, made[::-1], [made[i] for i in (4, 1, 5, 0, 3, 2)]):
+        assert turns(chains.chains(order, shared=True)) == expected
+    by_itself = chains.chains(made, shared=False)
+    assert all(len(chain.examples) == 1 for chain in by_itself) and len(by_itself) == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        # The last token of an answer is only a target: the later turn need not hold it.
+        (([1, 2], [3, 4]), ([1, 2, 3, 9], [5]), True),
+        (([1, 2], [3, 4]), ([1, 2, 8, 9], [5]), False),
+        # One token written anew within the answer, as tokenizers do.
+        (([1, 2], [3, 4, 5]), ([1, 2, 3, 7, 5, 6], [5]), False),
+        # Answers to one prompt: nothing but the prompt is shared, which is no beginning of a whole turn.
+        (([1, 2], [3, 4, 5]), ([1, 2], [4, 4, 5]), False),
+        (([1, 2], [3]), ([1, 2], [4, 4, 5]), True),
+        (([1, 2], [3, 4]), ([1, 2], [3, 4]), True),
+    ],
+)
+def test_what_is_a_beginning(first: Any, second: Any, together: bool) -> None:
+    made = read([with_ids(1, *first), with_ids(2, *second)])
+    assert len(chains.chains(made, shared=True)) == (1 if together else 2)
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 2), min_size=1, max_size=6), st.integers(1, 3)), min_size=1, max_size=14)
+)
+@settings(max_examples=150)
+def test_chains_hold_beginnings_and_none_begins_another(
+    shapes: list[tuple[list[int], int]],
+) -> None:
+    made = read([with_ids(turn, ids, ids[:1] * count) for turn, (ids, count) in enumerate(shapes)])
+    found = chains.chains(made, shared=True)
+    assert sorted(e.turn_id for c in found for e in c.examples) == [e.turn_id for e in made]
+    heads = [chains.inputs(chain.examples[0]).tolist() for chain in found]
+    for chain, head in zip(found, heads, strict=True):
+        for example in chain.examples:
+            ids = chains.inputs(example).tolist()
+            assert head[: len(ids)] == ids
+    for one, other in ((a, b) for i, a in enumerate(heads) for j, b in enumerate(heads) if i != j):
+        assert other[: len(one)] != one
+
+
+def make_learner(directory: Path, layout: Layout, num: int, **training: Any) -> Learner:
+    keys = {"train_batch_size": num, "max_staleness_steps": 8, "grad_clip": 0.0, **training}
+    advantage = keys.pop("advantage", {"estimator": "on_policy_distillation"})
+    return build_learner(directory, layout, rollout={"rollout_batch_size": num}, training=keys, advantage=advantage)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"packing": True, "micro_batch_size": 4},
+        {"packing": False, "micro_batch_size": 4},
+        {"packing": True, "micro_batch_tokens": 40},
+        {"packing": True, "micro_batch_size": 4, "kl_coef": 0.1, "advantage": {"estimator": "grpo"}},
+        {"packing": True, "micro_batch_size": 4, "loss_reduction": "sample_mean"},
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_the_step_is_that_of_turns_by_themselves(
+    student: Callable[..., Path], layout: Layout, family: str, keys: dict[str, Any]
+) -> None:
+    made = [*session(1, 4), *session(2, 3), *session(3, 1)]
+    encoded = [msgspec.msgpack.encode(sample) for sample in made[::-1]]
+    directory = student(family)
+    found = []
+    for shared in (False, True):
+        learner = make_learner(directory, layout, len(made), share_prefixes=shared, **keys)
+        learner.begin([encoded])
+        result = learner.step(0)
+        found.append((result, gradients(learner)))
+    (apart, expected), (together, grads) = found
+    assert apart.work.num_shared == 0 and together.work.num_shared > 0
+    assert together.work.num_read == apart.work.num_read and together.num_tokens == apart.num_tokens
+    assert together.work.flops < apart.work.flops
+    assert together.loss == pytest.approx(apart.loss, rel=1e-5)
+    assert together.grad_norm == pytest.approx(apart.grad_norm, rel=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(grads[name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max()), msg=name)
+
+
+def test_log_probabilities_before_several_steps_are_those_of_turns_by_themselves(
+    student: Callable[..., Path], layout: Layout
+) -> None:
+    made = session(1, 4)
+    encoded = [msgspec.msgpack.encode(sample) for sample in made]
+    by_turn: list[dict[str, torch.Tensor]] = []
+    for shared in (False, True):
+        learner = make_learner(student("qwen3"), layout, 4, share_prefixes=shared)
+        learner.begin([encoded, encoded])
+        plan = learner._plans[0]
+        assert [len(batch.lengths) for batch in plan.batches] == ([1] if shared else [2, 2])
+        by_turn.append({})
+        for batch, old in zip(plan.batches, plan.old, strict=True):
+            parts = old.logprobs_N.split([example.num_trained for example in batch.examples])
+            by_turn[-1].update(zip([example.turn_id for example in batch.examples], parts, strict=True))
+    assert by_turn[0].keys() == by_turn[1].keys()
+    for turn, values in by_turn[0].items():
+        torch.testing.assert_close(by_turn[1][turn], values, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_shared_is_told(student: Callable[..., Path], layout: Layout) -> None:
+    made = session(1, 3)
+    learner = make_learner(student("qwen3"), layout, 3, packing=False, micro_batch_size=2)
+    learner.begin([[msgspec.msgpack.encode(sample) for sample in made]])
+    work = learner.step(0).work
+    lengths = [len(unpack(sample.prompt_ids)) + len(unpack(sample.response_ids)) - 1 for sample in made]
+    assert (work.num_positions, work.num_padding, work.num_shared) == (lengths[2], 0, lengths[0] + lengths[1])
+    assert work.shared_share == pytest.approx((lengths[0] + lengths[1]) / sum(lengths))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_no_rank_is_idle_because_of_a_long_session(size: int) -> None:
+    limits = batching.Limits(packed=True, num_sequences=2, num_tokens=None)
+    made = read([*session(1, 4), *session(2, 1)])
+    parts = [batching.share(made, limits, rank, size) for rank in range(size)]
+    assert sorted(e.turn_id for part in parts for e in part) == sorted(e.turn_id for e in made)
+    assert sum(not part for part in parts) == max(0, size - len(made))
+    if size == 2:
+        assert [len(part) for part in parts] == [4, 1]
+    if size == 3:
+        # The shortest turn of the long session went, which costs the least to compute again.
+        assert [e.turn_id for e in made if [e] in parts] == ["turn-0010", "turn-0020"]
+
+
+def test_turns_with_other_numbers_of_candidates_are_apart() -> None:
+    def candidates(sample: Sample, k: int) -> Sample:
+        num = len(unpack(sample.response_ids))
+        return msgspec.structs.replace(
+            sample,
+            teacher_topk_ids=pack(np.zeros((num, k), int), "int32"),
+            teacher_topk_logprobs=pack(np.full((num, k), -3.0), "float16"),
+            teacher_tail_logprobs=pack(np.full(num, -1.0), "float32"),
+        )
+
+    first, second, third = session(1, 3)
+    made = read([candidates(first, 2), candidates(second, 3), candidates(third, 2)])
+    limits = batching.Limits(packed=True, num_sequences=4, num_tokens=None)
+    batches = batching.divide(made, limits, candidates=True, device=CPU)
+    assert sorted([e.turn_id for e in batch.examples] for batch in batches) == [
+        ["turn-0011"],
+        ["turn-0012", "turn-0010"],
+    ]
+    assert [batch.candidates_NK.shape for batch in batches if batch.candidates_NK is not None] == [(6, 2), (3, 3)]
