@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_is_told_and_another_taken(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         config.write_text(f'[console]\nport = {port}\ndatabase = "/d"\ndoctor_command = []\n')
         decided, note = console.values(Sources([config]).load(), "state")
-    assert decided.keys() == {"port"} and decided["port"] != port
+    assert decided.keys() == {"port", "database"} and decided["port"] != port and decided["database"] == "/d"
     assert str(port) in note and str(decided["port"]) in note
     config.write_text("[console]\nport = 0\n")
     decided, note = console.values(Sources([config]).load(), "state")

@@ -224,8 +224,13 @@ def test_the_demos_run_shows_the_improvement_and_every_drop(run_dir: Path) -> No
     assert "| satisfied and on topic, n = 64 | 5% \\[2%, 13%\\] | 80% \\[68%, 88%\\] |" in markdown
 
 
-def test_a_stopped_stacks_drops_are_those_that_its_console_kept(run_dir: Path) -> None:
-    with closing(sqlite3.connect(run_dir / "console.sqlite3")) as connection:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_stopped_stacks_drops_are_those_that_its_console_kept(run_dir: Path, tmp_path: Path, elsewhere: bool) -> None:
+    database = run_dir / "console.sqlite3"
+    if elsewhere:
+        database = tmp_path / "mine.sqlite3"
+        (run_dir / "config.toml").write_text(f"[console]\ndatabase = {json.dumps(str(database))}\n")
+    with closing(sqlite3.connect(database)) as connection:
         connection.executescript(files("hintloop_console").joinpath("schema.sql").read_text(encoding="utf-8"))
         rows = [("t1", "link", "no_next_state"), ("t2", "link", "no_next_state"), ("t3", "judge", "no_hint")]
         connection.executemany("INSERT INTO drops VALUES (?, 1, 'default', ?, ?, '')", rows)

@@ -1,11 +1,17 @@
-"""A client that does not read makes the proxy, and through it the engine, wait; nothing of its answer is lost."""
+"""A client that does not read makes the proxy, and through it the engine, wait; nothing of its answer is lost.
+
+No longer than a request may take.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
+import pytest
 from aiohttp import web
 from hintloop_contract.tensors import unpack
 
@@ -61,3 +67,29 @@ async def test_a_client_that_reads_late_gets_every_token_and_they_are_captured(f
     assert capture.problem is None
     assert unpack(capture.response_ids).tolist() == [7, *range(NUM_TOKENS)]
     assert json.loads(capture.answer)["content"] == wanted
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_client_that_never_reads_ends_with_its_request(
+    fake_engine: Any, proxy: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hintloop_rollout_proxy.serving.FAREWELL_S", 0.2)
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: %b\n\n" % chunk(FILLING) * 50)
+
+    fake_engine.reply = stream
+    body = json.dumps({**QUESTION, "max_tokens": 100_000}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with proxy(proxy={"request_timeout_s": 1.5}) as running:
+        address = urlsplit(running.url)
+        # A small buffer, and no byte is ever read.
+        client = socket.create_connection((address.hostname, address.port))
+        client.sendall(head.encode() + body)
+        async with asyncio.timeout(30):
+            (capture,) = await running.captures()
+        client.close()
+    assert capture.status == "aborted"

@@ -15,7 +15,7 @@ from hintloop.local import ports
 from hintloop.local.http_checks import http_ready
 from hintloop.local.processes import ProcessSpec
 
-NAME, MODULE = "console", "hintloop_console"
+NAME, MODULE, DATABASE = "console", "hintloop_console", "console.sqlite3"
 READY_TIMEOUT_S = 180.0
 GRACE_S = 10.0
 #: Addresses that stand for all of a machine's; a browser here takes this machine's own.
@@ -62,8 +62,9 @@ def values(loaded: LoadedConfig, state_dir: str) -> tuple[dict[str, Any], str]:
     """What the stack decides of `[console]`, and a note when the port is another than the configured one."""
     chosen, note = port(loaded)
     decided: dict[str, Any] = {"port": chosen}
-    if "console.database" not in loaded.origins:
-        decided["database"] = f"{state_dir}/console.sqlite3"
+    # Written in any case: `hintloop report` finds it there once the stack has stopped.
+    configured = "console.database" in loaded.origins
+    decided["database"] = str(loaded.config.console.database.absolute()) if configured else f"{state_dir}/{DATABASE}"
     if "console.doctor_command" not in loaded.origins:
         decided["doctor_command"] = doctor_command(state_dir)
     return decided, note

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hintloop_contract.config import load_config
 from hintloop_contract.errors import HintloopError
 from hintloop_contract.streams import FUNNEL
+
+from hintloop.local.console import DATABASE
 
 DEMO_REPORT, DEMO_ROUNDS = "report.json", "rounds.json"
 ANSWER_TIMEOUT_S = 5.0
@@ -51,7 +54,7 @@ def read_pipeline(directory: Path) -> Pipeline | None:
     if isinstance(told.get("dropped"), dict):
         steps = {name: int(told[name]) for name in FUNNEL if isinstance(told.get(name), int)}
         return Pipeline(steps, {str(reason): int(number) for reason, number in told["dropped"].items()})
-    return _running(directory) or _of_console(directory / "console.sqlite3")
+    return _running(directory) or _of_console(_database(directory))
 
 
 def read_preference(directory: Path) -> Preference | None:
@@ -89,6 +92,20 @@ def _running(directory: Path) -> Pipeline | None:
     except (HintloopError, TimeoutError):
         return None
     return Pipeline(found.steps, _by_reason(found.drops))
+
+
+def _database(directory: Path) -> Path:
+    """The console's database of the stack that ran there: where it was decided, unless the directory moved with it."""
+    from hintloop.deployment import decided_file
+
+    beside, decided = directory / DATABASE, decided_file(directory)
+    if beside.is_file() or decided is None:
+        return beside
+    try:
+        loaded = load_config([decided])
+    except HintloopError:
+        return beside
+    return loaded.config.console.database if "console.database" in loaded.origins else beside
 
 
 def _of_console(database: Path) -> Pipeline | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 
@@ -55,6 +56,8 @@ OTHER_APIS = {"/v1/responses": "responses", "/v1/messages": "messages"}
 PATHS = frozenset((*ENGINE_APIS, *OTHER_APIS))
 #: Seconds between two tries to reach an engine.
 RETRY_S = 0.25
+#: How long a client has to take the words that its answer broke off, where its API has any.
+FAREWELL_S = 5.0
 
 log = structlog.get_logger()
 
@@ -201,7 +204,10 @@ class Handler:
             job.exchange.http_status = error.status
             await send_refusal(job.send, error, job.public_path)
         elif isinstance(job.relay, TranslatingRelay):
-            await send_body(job.send, job.relay.broken(job.exchange.detail))
+            # A client that does not read is not waited for: its request took its time already.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await send_body(job.send, job.relay.broken(job.exchange.detail))
 
     async def _answer(self, job: Job) -> None:
         """Try the engines in turn until one can be reached; an engine that restarts is waited for a while."""
