@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from playwright.async_api import async_playwright
 
 from benchmarks.goals import Goal, print_goals, write_report
+from benchmarks.model import model_dir
 from tests.conftest import RedisServer
 from tests.integration.console.conftest import ARGUMENTS, chromium_path, open_traffic
 from tests.integration.console.exchanges import ORDINARY, VERY_LONG
@@ -84,10 +83,7 @@ async def look(looker: Looker, console: RunningConsole) -> dict[str, list[float]
 
 def main() -> int:
     """Measure, print, write ``.hintloop/bench/console.json``."""
-    prepared = subprocess.run(
-        [ROOT / "engines" / "models" / "prepare.sh", sys.executable], capture_output=True, text=True, check=True
-    )
-    model = Path(prepared.stdout.strip().splitlines()[-1])
+    model = model_dir()
     folder = Path(tempfile.mkdtemp(prefix="hintloop-console-"))
     try:
         measured = asyncio.run(measure(folder, model))

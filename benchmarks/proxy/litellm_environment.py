@@ -33,8 +33,8 @@ def _build(folder: Path) -> None:
     python = os.environ.get("HINTLOOP_PYTHON", "python3.11")
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-compile"]
-    # The file lists everything, so nothing is left to resolve and nothing else can come in. What some other release of
-    # Python needs besides is missed here, not where it is imported.
+    # The file lists everything, so nothing is left to resolve and nothing else can come in. Should some release of
+    # Python need more, pip says so here, before it is imported.
     subprocess.run([*pip, "--no-deps", "-r", str(CONSTRAINTS)], check=True)
     subprocess.run([*pip[:3], "check"], check=True)
     # Without bytecode it would compile itself at every start and at first use, which is no measure of it.

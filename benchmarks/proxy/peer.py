@@ -83,14 +83,16 @@ def make_app(engine: str, key: str, records: Records, *, shared: bool) -> FastAP
         if authorization != f"Bearer {key}":
             raise HTTPException(status_code=401, detail="invalid api key")
         body = await request.json()
-        session, turn = x_session_id or body.get("session_id") or "unknown", x_turn_type or "main"
+        session = x_session_id or body.get("session_id") or "unknown"
+        turn = (x_turn_type or body.get("turn_type") or "side").strip().lower()
         forwarded = {name: value for name, value in body.items() if name not in OWN_KEYS}
         forwarded.update(stream=False, logprobs=True, top_logprobs=1)
         document = await ask(forwarded)
         choice = document["choices"][0]
         log.info("[%s] session=%s messages=%d", turn, session, len(body["messages"]))
         log.info("[%s] session=%s response: %s", turn, session, choice["message"]["content"])
-        records.add(session, body["messages"], choice)
+        if turn == "main":
+            records.add(session, body["messages"], choice)
         document["session_id"] = session
         if body.get("stream"):
             return StreamingResponse(events(document), media_type="text/event-stream")
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--shared-client", action="store_true")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     app = make_app(options.engine, options.key, Records(options.model), shared=options.shared_client)
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="info")
 

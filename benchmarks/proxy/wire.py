@@ -150,6 +150,8 @@ def _request(text: str, streamed: bool) -> bytes:
         "content-type: application/json",
         "user-agent: OpenAI/Python 3.57.0",
         f"authorization: Bearer {API_KEY}",
+        # As an agent's plugin says it to a proxy that takes nothing else for a turn.
+        "x-turn-type: main",
         f"content-length: {len(body)}",
     )
     return "\r\n".join((*lines, "", "")).encode() + body

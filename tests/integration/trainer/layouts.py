@@ -50,6 +50,8 @@ class Result(msgspec.Struct):
     losses: list[float] = []
     grad_norms: list[float] = []
     tokens: list[int] = []
+    shared: list[int] = []
+    """Positions that were computed with another sample's."""
     entropy: list[float] = []
     ratio: list[float] = []
     scores: list[float] = []
@@ -144,6 +146,7 @@ def lead(ranks: Ranks, folder: Path, case: Case) -> None:
             result.losses.append(step.loss)
             result.grad_norms.append(step.grad_norm)
             result.tokens.append(step.num_tokens)
+            result.shared.append(step.work.num_shared)
             result.entropy.append(step.tally.of("entropy").mean)
             result.ratio.append(step.tally.of("ratio_mean").mean)
             if not case.training.get("use_distributed_optimizer") and case.dtype == "float32":

@@ -44,13 +44,17 @@ def test_samples_are_the_same_for_all_and_within_their_bounds() -> None:
 
 
 def test_a_later_turn_s_prompt_holds_the_turn_before() -> None:
-    made = samples.make(16, VOCAB, seed=3, sessions=10)
-    assert len({sample.session_id for sample in made}) == 10
-    for before, after in zip(made[:6], made[10:], strict=True):
+    made = samples.make(400, VOCAB, seed=3, sessions=200)
+    assert len({sample.session_id for sample in made}) == 200
+    others = []
+    for before, after in zip(made[:200], made[200:], strict=True):
         assert before.session_id == after.session_id
-        past = [*unpack(before.prompt_ids), *unpack(before.response_ids)]
-        assert [*unpack(after.prompt_ids)][: len(past)] == past
-        assert 10 <= len(after.prompt_ids) - len(past) <= 200
+        past, prompt = [*unpack(before.prompt_ids), *unpack(before.response_ids)], [*unpack(after.prompt_ids)]
+        assert 10 <= len(prompt) - len(past) <= 200
+        # The last id of an answer is no input of its turn: it never is the one that differs.
+        assert prompt[: len(before.prompt_ids)] == past[: len(before.prompt_ids)] and prompt[len(past) - 1] == past[-1]
+        others.append(sum(one != other for one, other in zip(past, prompt, strict=False)))
+    assert set(others) == {0, 1} and 40 <= sum(others) <= 80
 
 
 def test_the_baseline_takes_the_budget_and_the_same_step_however_it_is_ordered(model: Path) -> None:

@@ -94,27 +94,24 @@ def test_chains_hold_beginnings_and_none_begins_another(
 
 def make_learner(directory: Path, layout: Layout, num: int, **training: Any) -> Learner:
     keys = {"train_batch_size": num, "max_staleness_steps": 8, "grad_clip": 0.0, **training}
-    advantage = keys.pop("advantage", {"estimator": "on_policy_distillation"})
+    advantage = {"estimator": keys.pop("estimator", "on_policy_distillation")}
     return build_learner(directory, layout, rollout={"rollout_batch_size": num}, training=keys, advantage=advantage)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"packing": True, "micro_batch_size": 4},
-        {"packing": False, "micro_batch_size": 4},
-        {"packing": True, "micro_batch_tokens": 40},
-        {"packing": True, "micro_batch_size": 4, "kl_coef": 0.1, "advantage": {"estimator": "grpo"}},
-        {"packing": True, "micro_batch_size": 4, "loss_reduction": "sample_mean"},
-    ],
-)
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_the_step_is_that_of_turns_by_themselves(
-    student: Callable[..., Path], layout: Layout, family: str, keys: dict[str, Any]
-) -> None:
-    made = [*session(1, 4), *session(2, 3), *session(3, 1)]
+def with_candidates(sample: Sample, k: int) -> Sample:
+    rng = np.random.default_rng(len(unpack(sample.prompt_ids)))
+    shape = len(unpack(sample.response_ids)), k
+    return msgspec.structs.replace(
+        sample,
+        teacher_topk_ids=pack(np.stack([rng.permutation(VOCAB)[:k] for _ in range(shape[0])]), "int32"),
+        teacher_topk_logprobs=pack(np.full(shape, -3.0) - rng.random(shape), "float16"),
+        teacher_tail_logprobs=pack(np.full(shape[0], -1.0), "float32"),
+    )
+
+
+def check_the_same(directory: Path, layout: Layout, made: list[Sample], **keys: Any) -> None:
+    """A step on shared sequences has the numbers of one on samples by themselves."""
     encoded = [msgspec.msgpack.encode(sample) for sample in made[::-1]]
-    directory = student(family)
     found = []
     for shared in (False, True):
         learner = make_learner(directory, layout, len(made), share_prefixes=shared, **keys)
@@ -129,6 +126,57 @@ def test_the_step_is_that_of_turns_by_themselves(
     assert together.grad_norm == pytest.approx(apart.grad_norm, rel=1e-5)
     for name, gradient in expected.items():
         torch.testing.assert_close(grads[name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max()), msg=name)
+
+
+KL_AND_ENTROPY = {"kl_coef": 0.1, "force_kl": True, "entropy_coef": 0.05}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"micro_batch_size": 4},
+        {"packing": False, "micro_batch_size": 4},
+        {"micro_batch_tokens": 40},
+        {"micro_batch_size": 1, "estimator": "grpo", **KL_AND_ENTROPY},
+        {"micro_batch_size": 1, "estimator": "combine", **KL_AND_ENTROPY},
+        {"micro_batch_size": 4, "loss_reduction": "sample_mean"},
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+def test_the_step_is_that_of_turns_by_themselves(
+    student: Callable[..., Path], layout: Layout, family: str, keys: dict[str, Any]
+) -> None:
+    check_the_same(
+        student(family, tied=family == "qwen3"), layout, [*session(1, 4), *session(2, 3), *session(3, 1)], **keys
+    )
+
+
+@pytest.mark.parametrize("loss", ["topk_reverse_kl.py", "topk_ppo_clip.py"])
+def test_candidates_stay_with_their_turns(student: Callable[..., Path], layout: Layout, loss: str) -> None:
+    made = [with_candidates(sample, 5) for sample in (*session(1, 3), *session(2, 2))]
+    check_the_same(student(), layout, made, custom_loss_path=loss, estimator="grpo", micro_batch_size=1)
+
+
+OWN_LOSS = """
+import torch
+from hintloop_trainer.losses.inputs import TokenLosses
+REQUIRES = {"score"}
+
+
+def compute_loss(inputs):
+    weights_N = inputs.scores_N if inputs.advantages_N is None else inputs.advantages_N
+    return TokenLosses(-weights_N * inputs.logprobs_N)
+"""
+
+
+def test_what_a_custom_loss_is_given_is_the_step_s(student: Callable[..., Path], layout: Layout) -> None:
+    """Whichever samples meet in a micro-batch: every second one is without the teacher that the estimator needs."""
+    directory = student()
+    (directory / "own.py").write_text(OWN_LOSS)
+    made = [*session(1, 4, score=1), *session(2, 2, score=-1)]
+    without = {"teacher_logprobs": None, "hint": None}
+    made = [msgspec.structs.replace(one, **without) if n % 2 else one for n, one in enumerate(made)]
+    check_the_same(directory, layout, made, custom_loss_path="own.py", micro_batch_size=1)
 
 
 def test_log_probabilities_before_several_steps_are_those_of_turns_by_themselves(
@@ -176,17 +224,8 @@ def test_no_rank_is_idle_because_of_a_long_session(size: int) -> None:
 
 
 def test_turns_with_other_numbers_of_candidates_are_apart() -> None:
-    def candidates(sample: Sample, k: int) -> Sample:
-        num = len(unpack(sample.response_ids))
-        return msgspec.structs.replace(
-            sample,
-            teacher_topk_ids=pack(np.zeros((num, k), int), "int32"),
-            teacher_topk_logprobs=pack(np.full((num, k), -3.0), "float16"),
-            teacher_tail_logprobs=pack(np.full(num, -1.0), "float32"),
-        )
-
     first, second, third = session(1, 3)
-    made = read([candidates(first, 2), candidates(second, 3), candidates(third, 2)])
+    made = read([with_candidates(first, 2), with_candidates(second, 3), with_candidates(third, 2)])
     limits = batching.Limits(packed=True, num_sequences=4, num_tokens=None)
     batches = batching.divide(made, limits, candidates=True, device=CPU)
     assert sorted([e.turn_id for e in batch.examples] for batch in batches) == [
@@ -194,3 +233,8 @@ def test_turns_with_other_numbers_of_candidates_are_apart() -> None:
         ["turn-0012", "turn-0010"],
     ]
     assert [batch.candidates_NK.shape for batch in batches if batch.candidates_NK is not None] == [(6, 2), (3, 3)]
+
+
+def test_turns_of_one_name_can_be_taken_apart() -> None:
+    made = read([with_ids(1, [1, 2], [3]), with_ids(1, [1, 2, 3, 4], [5]), with_ids(1, [1, 2, 3, 4, 5], [6])])
+    assert len(chains.apart(chains.chains(made, shared=True), 3)) == 3

@@ -36,14 +36,13 @@ class TrainingSection(LayoutKeys, LossKeys):
     train_batch_size: Positive = 16
     """Samples per optimizer step."""
     micro_batch_size: Positive = 2
-    """Most samples per forward pass, those of one shared sequence as one; not counted where `micro_batch_tokens` is
-    given."""
+    """Most sequences per forward pass (see `share_prefixes`); not counted where `micro_batch_tokens` is given."""
     micro_batch_tokens: Positive | None = None
-    """Most tokens per forward pass, padding included; a longer sample goes alone. Null: by `micro_batch_size`."""
+    """Most tokens per forward pass, padding included; a longer sequence goes alone. Null: by `micro_batch_size`."""
     packing: bool = True
-    """Samples of a forward pass end to end in one row, without padding; false pads them to the longest."""
+    """Sequences of a forward pass end to end in one row, without padding; false pads them to the longest."""
     share_prefixes: bool = True
-    """Turns of a session whose tokens a later turn of the same step begins with are computed once, as part of that one.
+    """A turn whose tokens a later turn of the same step begins with is computed once, as part of that one's sequence.
     Losses and gradients stay the same but for rounding."""
     num_epochs: Positive = 1
     """Passes over each collection of `rollout_batch_size` samples."""

@@ -185,6 +185,16 @@ def _read_topk(sample: Sample, length: int, vocab_size: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Signals:
+    """What all samples of an optimizer step have, whichever of them meet in a micro-batch."""
+
+    estimable: bool
+    """What the estimator of advantages needs."""
+    taught: bool
+    """The teacher's log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Sequences that go through the model together, and their trained rows laid end to end."""
 
@@ -206,6 +216,8 @@ class MicroBatch:
     """int64; only when a loss asked for them."""
     reference_N: torch.Tensor | None = field(default=None)
     """float32: the reference's log-probabilities at the sampling temperature; only under a reference KL."""
+    signals: Signals | None = field(default=None)
+    """Of the step that it belongs to; where that is not known, of these samples."""
 
     @property
     def num_trained(self) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hintloop_trainer.batch import Example
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chain:
     """Samples whose inputs are one another's beginnings: each sample's are the first of the one before it."""
 

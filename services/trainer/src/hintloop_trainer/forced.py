@@ -1,7 +1,7 @@
 """Forced scores inside the trainer: the student's own candidates, and what the trainer's teacher says of an answer.
 
 Every function is called on all ranks alike and gives everyone the same. Batches are formed as they are for the step,
-so that equal weights and equal prompts give equal numbers, bit by bit.
+so that equal weights and equal prompts give equal numbers, bit by bit where they are the prompts of the whole step.
 Legend: T = response tokens, K = candidates.
 """
 

@@ -150,7 +150,8 @@ class Learner:
             candidates=self.objective.wants_candidates,
             device=cpu.device(),
         )
-        return Planned(batches)
+        signals = self.objective.signals(examples)
+        return Planned([dataclasses.replace(batch, signals=signals) for batch in batches])
 
     def step(self, index: int) -> StepResult:
         """One optimizer step on the collection's ``index``-th batch.

@@ -6,6 +6,7 @@ Legend: N = trained tokens of a micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import ConfigError
 
 from hintloop_trainer.advantages import Coefficients, combined_parts, compute_advantages_and_returns, teacher_term
-from hintloop_trainer.batch import Example, MicroBatch
+from hintloop_trainer.batch import Example, MicroBatch, Signals
 from hintloop_trainer.errors import LossError, TrainingError
 from hintloop_trainer.losses import checking, trial
 from hintloop_trainer.losses.importance import Correction, correction_from, importance_weights
@@ -181,7 +182,8 @@ class Objective:
         device = scores.logprobs_N.device
         teacher_N = _optional_tokens([example.teacher_T for example in batch.examples], batch, device)
         signal_N = _scores([_signal(e) for e in batch.examples], batch, device)
-        advantages_N = self._advantages(old, teacher_N, signal_N)
+        signals = batch.signals or self.signals(batch.examples)
+        advantages_N = self._advantages(old, teacher_N, signal_N, signals)
         weights_N, tally = self._importance(batch, old)
         if self.coefficients.estimator == "combine" and not self.wants_candidates:
             rl_N, opd_N = combined_parts(self.coefficients, old.logprobs_N, teacher_N, signal_N)
@@ -218,10 +220,12 @@ class Objective:
             raise TrainingError("training.kl_coef is not 0, but the reference said nothing of a batch")
         return batch.reference_N
 
-    def _advantages(self, old: Old, teacher_N: torch.Tensor | None, scores_N: torch.Tensor) -> torch.Tensor | None:
+    def _advantages(
+        self, old: Old, teacher_N: torch.Tensor | None, scores_N: torch.Tensor, signals: Signals
+    ) -> torch.Tensor | None:
         # A loss over candidates learns from the teacher alone, whatever the estimator's own signal is.
-        if self.loss.custom and (self.wants_candidates or not self._estimable(teacher_N, scores_N)):
-            if teacher_N is None or bool(teacher_N.isnan().any()):
+        if self.loss.custom and (self.wants_candidates or not signals.estimable):
+            if teacher_N is None or not signals.taught:
                 return None
             return teacher_term(old.logprobs_N, teacher_N, self.coefficients.advantage_clip)
         advantages_N, _ = compute_advantages_and_returns(
@@ -229,11 +233,13 @@ class Objective:
         )
         return advantages_N
 
-    def _estimable(self, teacher_N: torch.Tensor | None, scores_N: torch.Tensor) -> bool:
-        scored_N = ~scores_N.isnan()
-        taught_N = torch.zeros_like(scored_N) if teacher_N is None else ~teacher_N.isnan()
-        signal_N = {"grpo": scored_N, "on_policy_distillation": taught_N, "combine": scored_N | taught_N}
-        return bool(signal_N[self.coefficients.estimator].all())
+    def signals(self, examples: Sequence[Example]) -> Signals:
+        """What every one of ``examples`` has."""
+        taught = [example.teacher_T is not None for example in examples]
+        scored = [_signal(example) is not None for example in examples]
+        either = [one or other for one, other in zip(taught, scored, strict=True)]
+        has_it = {"grpo": scored, "on_policy_distillation": taught, "combine": either}
+        return Signals(estimable=all(has_it[self.coefficients.estimator]), taught=all(taught))
 
     def _importance(self, batch: MicroBatch, old: Old) -> tuple[torch.Tensor, Tally]:
         """Importance weights, and the distance between engine and trainer in the engine's space."""

@@ -29,7 +29,7 @@ class LossInputs:
     old_tempered_N: torch.Tensor
     """Student before the step, at the sampling temperature."""
     advantages_N: torch.Tensor | None
-    """``None`` under a custom loss whose samples lack what the estimator needs."""
+    """``None`` under a custom loss, where a sample of the step lacks what the estimator needs."""
     tis_weights_N: torch.Tensor
     """Importance weights, bounded or masked as `training.is_correction` says; 1 where none applies."""
     entropy_N: torch.Tensor
