@@ -41,7 +41,7 @@ class Case(msgspec.Struct):
     """Case whose checkpoint this run goes on from; that was made after its first collection."""
     save: bool = False
     forced: bool = False
-    """Ask for the student's candidates and the teacher's scores first."""
+    """Ask for the student's candidates and the teacher's scores first, and which samples spoil a step."""
 
 
 class Result(msgspec.Struct):
@@ -59,7 +59,7 @@ class Result(msgspec.Struct):
     taught: list[list[float]] = []
     taught_ids: list[list[list[int]]] = []
     taught_tails: list[list[float]] = []
-    digest: str = ""
+    blamed: list[int] | None = None
 
 
 class Watched(Resumable):
@@ -162,6 +162,8 @@ def ask(ranks: Ranks, samples: list[bytes], result: Result) -> None:
     """The student's candidates and the teacher's scores, of samples that ranks cannot share evenly."""
     chosen = ranks.call("choose", samples[:5], 6, 1 << 31)
     taught = ranks.call("teach", [replace(item, b"hint") for item in samples[:5]], 6)
+    # One sample at a time, so that most ranks have none.
+    result.blamed = ranks.call("blame", samples[:3])
     result.chosen = {turn: ids.tolist() for turn, ids in sorted(chosen.items())}
     for turn in sorted(taught):
         result.taught.append(taught[turn].logprobs.tolist())

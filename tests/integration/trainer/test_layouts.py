@@ -195,6 +195,7 @@ def check_forced(folder: Path, one: str, other: str) -> None:
     """The student's candidates and the teacher's scores."""
     mine, theirs = result_of(folder, one), result_of(folder, other)
     assert mine.chosen and theirs.chosen == mine.chosen
+    assert theirs.blamed == mine.blamed == []
     assert mine.taught_ids and theirs.taught_ids == mine.taught_ids
     for name in ("taught", "taught_tails"):
         for expected, found in zip(getattr(mine, name), getattr(theirs, name), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .conftest import VOCAB, build_learner, following, make_sample
-from .test_packing import CPU, gradients
+from .test_packing import CPU, LIMITS, gradients
 
 
 def session(number: int, turns: int, **fields: Any) -> list[Sample]:
@@ -64,8 +65,11 @@ def test_turns_of_a_session_are_one_chain_in_any_order() -> None:
         (([1, 2], [3, 4, 5]), ([1, 2, 3, 7, 5, 6], [5]), False),
         # Answers to one prompt: nothing but the prompt is shared, which is no beginning of a whole turn.
         (([1, 2], [3, 4, 5]), ([1, 2], [4, 4, 5]), False),
-        (([1, 2], [3]), ([1, 2], [4, 4, 5]), True),
-        (([1, 2], [3, 4]), ([1, 2], [3, 4]), True),
+        # Nor where one answer begins the other: a position would be trained for both.
+        (([1, 2], [3]), ([1, 2], [4, 4, 5]), False),
+        (([1, 2], [3, 4]), ([1, 2], [3, 4]), False),
+        (([1, 2], [3, 4]), ([1, 2, 3], [4, 4]), False),
+        (([1, 2], [3, 4]), ([1, 2, 3, 4], [4, 4]), True),
     ],
 )
 def test_what_is_a_beginning(first: Any, second: Any, together: bool) -> None:
@@ -73,23 +77,32 @@ def test_what_is_a_beginning(first: Any, second: Any, together: bool) -> None:
     assert len(chains.chains(made, shared=True)) == (1 if together else 2)
 
 
+def test_answers_to_one_prompt_leave_room_for_one_of_them() -> None:
+    # Two answers to one prompt, and a turn that goes on from the first: between them in order stands the other.
+    made = read([with_ids(1, [1, 2], [3]), with_ids(2, [1, 2], [3, 1]), with_ids(3, [1, 2, 4, 5], [6])])
+    assert turns(chains.chains(made, shared=True)) == [["turn-0003", "turn-0001"], ["turn-0002"]]
+
+
 @given(
     st.lists(st.tuples(st.lists(st.integers(1, 2), min_size=1, max_size=6), st.integers(1, 3)), min_size=1, max_size=14)
 )
 @settings(max_examples=150)
-def test_chains_hold_beginnings_and_none_begins_another(
-    shapes: list[tuple[list[int], int]],
-) -> None:
+def test_chains_hold_beginnings_and_train_no_position_twice(shapes: list[tuple[list[int], int]]) -> None:
     made = read([with_ids(turn, ids, ids[:1] * count) for turn, (ids, count) in enumerate(shapes)])
     found = chains.chains(made, shared=True)
     assert sorted(e.turn_id for c in found for e in c.examples) == [e.turn_id for e in made]
-    heads = [chains.inputs(chain.examples[0]).tolist() for chain in found]
-    for chain, head in zip(found, heads, strict=True):
-        for example in chain.examples:
+    for chain in found:
+        for later, example in pairwise(chain.examples):
             ids = chains.inputs(example).tolist()
-            assert head[: len(ids)] == ids
-    for one, other in ((a, b) for i, a in enumerate(heads) for j, b in enumerate(heads) if i != j):
-        assert other[: len(one)] != one
+            assert later.prompt_P.tolist()[: len(ids)] == ids
+        (batch,) = batching.divide(chain.examples, LIMITS, candidates=False, device=CPU)
+        rows = batch.rows_N.tolist()
+        assert len(rows) == len(set(rows)) and max(rows) < batch.input_ids_BS.numel() == chain.num_positions
+    # Nothing that could stand at the end of a chain stands by itself.
+    for chain in found:
+        first = chains.inputs(chain.examples[0]).tolist()
+        ends = [other.examples[-1].prompt_P.tolist() for other in found if other is not chain]
+        assert not any(len(first) < len(end) and end[: len(first)] == first for end in ends)
 
 
 def make_learner(directory: Path, layout: Layout, num: int, **training: Any) -> Learner:

@@ -273,7 +273,7 @@ def _by_candidates(examples: Sequence[Example]) -> list[list[Example]]:
     found: dict[int, list[Example]] = {}
     for example in examples:
         found.setdefault(_candidates(example).shape[-1], []).append(example)
-    return list(found.values())
+    return [found[count] for count in sorted(found)]
 
 
 def _within(found: Sequence[Chain], limits: Limits) -> list[list[Chain]]:

@@ -16,8 +16,9 @@ def culprits(learner: Learner, encoded: list[bytes]) -> list[int]:
     Takes about as long as a step. The weights stay as they are.
     """
     found = []
-    for place, example in enumerate(learner.read(encoded)):
-        plan = learner.plan([example])
+    examples = learner.read(encoded)
+    for place, example in enumerate(examples):
+        plan = learner.plan([example], among=examples)
         if learner.reference is not None:
             plan.batches = learner.reference.beside(plan.batches)
         try:

@@ -3,13 +3,16 @@
 A later turn's prompt usually holds the earlier turn, its answer included, token by token. Under causal attention a
 position's hidden state depends on nothing behind it, so the earlier turn's trained rows are the later one's: the model
 is gone through once, and what each sample's tokens add to the loss and its gradient stays what it was. Where a template
-renders the past differently (it drops earlier reasoning, say), the tokens differ, and each turn goes by itself.
+renders the past differently (it drops earlier reasoning, say), the tokens differ, and each turn goes by itself. So do
+answers to one prompt, though one may be the beginning of the other: no position is trained for two samples, and a
+sequence never has more trained rows than positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """Samples whose inputs are one another's beginnings: each sample's are the first of the one before it."""
+    """Samples of which each one's inputs are the beginning of the prompt of the one before it."""
 
     examples: tuple[Example, ...]
     """The longest first."""
@@ -46,7 +49,7 @@ def chains(examples: Sequence[Example], *, shared: bool) -> list[Chain]:
 
     The order that samples come in changes nothing.
     """
-    return longest_first([Chain(tuple(reversed(run))) for run in _runs(examples)] if shared else alone(examples))
+    return longest_first(_joined(examples) if shared else alone(examples))
 
 
 def alone(examples: Sequence[Example]) -> list[Chain]:
@@ -59,23 +62,29 @@ def longest_first(found: Sequence[Chain]) -> list[Chain]:
     return sorted(found, key=lambda chain: (-chain.num_tokens, chain.examples[0].turn_id))
 
 
-def _runs(examples: Sequence[Example]) -> list[list[Example]]:
-    """Samples in parts, each sample's inputs the beginning of the next one's in its part.
+def _joined(examples: Sequence[Example]) -> list[Chain]:
+    """Each sample behind one whose prompt begins with its inputs, if there is one behind which no other stands."""
+    # Of one width each: bytes that begin others are tokens that do. Equal inputs may have other last tokens.
+    keys = (inputs(example).to(torch.int32).numpy().tobytes() for example in examples)
+    keyed = [(key, example.turn_id, example) for key, example in zip(keys, examples, strict=True)]
+    keyed.sort(key=lambda item: item[:2])
+    found: list[list[Example]] = []
+    ending: dict[int, list[Example]] = {}
+    for place in reversed(range(len(keyed))):
+        key, _, example = keyed[place]
+        later = _beginning_with(key, keyed, place + 1)
+        free = (other for other in later if other in ending and example.num_tokens <= len(keyed[other][2].prompt_P))
+        chain = ending.pop(next(free, -1), [])
+        if not chain:
+            found.append(chain)
+        chain.append(example)
+        ending[place] = chain
+    return [Chain(tuple(chain)) for chain in found]
 
-    What stands between two strings in lexicographic order begins with the first if the second does. So a sample is the
-    beginning of some other exactly where it is the beginning of the one that follows it.
-    """
-    # Whole int64 values: a beginning of bytes of that length is one of tokens. Equal inputs may have other last tokens.
-    keyed = sorted(((inputs(one).numpy().tobytes(), one.turn_id, one) for one in examples), key=lambda item: item[:2])
-    runs: list[list[Example]] = []
-    before = None
-    for key, _, example in keyed:
-        if before is not None and key.startswith(before):
-            runs[-1].append(example)
-        else:
-            runs.append([example])
-        before = key
-    return runs
+
+def _beginning_with(key: bytes, keyed: Sequence[tuple[bytes, str, Example]], start: int) -> Iterator[int]:
+    """Places from ``start``: what begins with a string follows it in lexicographic order, without a gap."""
+    return takewhile(lambda place: keyed[place][0].startswith(key), range(start, len(keyed)))
 
 
 def apart(found: Sequence[Chain], count: int) -> list[Chain]:

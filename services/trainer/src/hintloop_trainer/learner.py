@@ -141,8 +141,8 @@ class Learner:
         examples = [batching.read_example(decoder.decode(item), self.arch.vocab_size) for item in encoded]
         return relative_scores(examples, self.objective.group_size)
 
-    def plan(self, examples: list[Example]) -> Planned:
-        """This rank's share of them in micro-batches."""
+    def plan(self, examples: list[Example], among: list[Example] | None = None) -> Planned:
+        """This rank's share of them in micro-batches; ``among`` are all samples of the step, where these are a part."""
         mine = batching.share(examples, self.limits, self.layout.dp_rank, self.layout.dp_size)
         batches = batching.divide(
             mine,
@@ -150,7 +150,7 @@ class Learner:
             candidates=self.objective.wants_candidates,
             device=cpu.device(),
         )
-        signals = self.objective.signals(examples)
+        signals = self.objective.signals(among or examples)
         return Planned([dataclasses.replace(batch, signals=signals) for batch in batches])
 
     def step(self, index: int) -> StepResult:

@@ -123,13 +123,14 @@ class Objective:
             LossError: the loss does not do what is expected of it.
         """
         before = old or old_from(scores)
-        inputs, tally = self._inputs(batch, scores, before)
+        signals = batch.signals or self.signals(batch.examples)
+        inputs, tally = self._inputs(batch, scores, before, signals)
         turn_ids = [example.turn_id for example in batch.examples]
         result, reads = checking.compute(self.loss, inputs, turn_ids)
         total, count = self._reduce(batch, self._regularised(inputs, result.losses_N, tally))
         self._record(tally, batch, inputs, result)
         traces = read_traces(batch, inputs) if self.traced else []
-        return Evaluation(total, count, tally, traces, self._effective(inputs, reads))
+        return Evaluation(total, count, tally, traces, self._effective(inputs, reads, signals))
 
     def _regularised(self, inputs: LossInputs, losses_N: torch.Tensor, tally: Tally) -> torch.Tensor:
         """The loss with what is added to it, each part counted."""
@@ -150,12 +151,11 @@ class Objective:
         lengths = torch.tensor([example.num_trained for example in batch.examples], device=losses_N.device)
         return (losses_N / lengths[batch.sample_N]).sum(), len(batch.examples)
 
-    def _effective(self, inputs: LossInputs, reads: frozenset[str]) -> Effective:
+    def _effective(self, inputs: LossInputs, reads: frozenset[str], signals: Signals) -> Effective:
         """From what the loss was given and has read: a coefficient that it left alone has no effect and says so."""
         estimator = self.coefficients.estimator
         advised = "advantages_N" in reads and inputs.advantages_N is not None
-        # Teacher terms stand in where a custom loss has no other advantages.
-        taught = advised and (estimator != "grpo" or (self.loss.custom and inputs.teacher_logprobs_N is not None))
+        taught = advised and (estimator != "grpo" or self._stands_in(signals))
         combined = advised and estimator == "combine"
         corrected = "tis_weights_N" in reads and self.correction.kind != "off"
         masked = corrected and self.correction.kind == "mask"
@@ -178,11 +178,10 @@ class Objective:
             "loss_reduction": "sample_mean" if self.per_sample else "token_mean",
         }
 
-    def _inputs(self, batch: MicroBatch, scores: Scores, old: Old) -> tuple[LossInputs, Tally]:
+    def _inputs(self, batch: MicroBatch, scores: Scores, old: Old, signals: Signals) -> tuple[LossInputs, Tally]:
         device = scores.logprobs_N.device
         teacher_N = _optional_tokens([example.teacher_T for example in batch.examples], batch, device)
         signal_N = _scores([_signal(e) for e in batch.examples], batch, device)
-        signals = batch.signals or self.signals(batch.examples)
         advantages_N = self._advantages(old, teacher_N, signal_N, signals)
         weights_N, tally = self._importance(batch, old)
         if self.coefficients.estimator == "combine" and not self.wants_candidates:
@@ -223,8 +222,7 @@ class Objective:
     def _advantages(
         self, old: Old, teacher_N: torch.Tensor | None, scores_N: torch.Tensor, signals: Signals
     ) -> torch.Tensor | None:
-        # A loss over candidates learns from the teacher alone, whatever the estimator's own signal is.
-        if self.loss.custom and (self.wants_candidates or not signals.estimable):
+        if self._stands_in(signals):
             if teacher_N is None or not signals.taught:
                 return None
             return teacher_term(old.logprobs_N, teacher_N, self.coefficients.advantage_clip)
@@ -232,6 +230,13 @@ class Objective:
             self.coefficients, old_logprobs_N=old.logprobs_N, teacher_logprobs_N=teacher_N, scores_N=scores_N
         )
         return advantages_N
+
+    def _stands_in(self, signals: Signals) -> bool:
+        """Whether the teacher's terms are a custom loss's advantages, there being no others.
+
+        A loss over candidates learns from the teacher alone, whatever the estimator's own signal is.
+        """
+        return self.loss.custom and (self.wants_candidates or not signals.estimable)
 
     def signals(self, examples: Sequence[Example]) -> Signals:
         """What every one of ``examples`` has."""
