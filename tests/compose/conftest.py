@@ -27,7 +27,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     try:
         yield stack
     finally:
-        stack.keep_logs(Path(os.environ["HINTLOOP_COMPOSE_LOGS"]))
+        # Where it is down already, its logs were kept before.
+        if stack.containers():
+            stack.keep_logs(Path(os.environ["HINTLOOP_COMPOSE_LOGS"]))
         stack.compose("down", "-v", "--timeout", "20", check=False)
 
 

@@ -250,7 +250,7 @@ def turns_of(account: Account) -> dict[str, list[str]]:
 
 def test_down_leaves_nothing(up: Stack, traffic: Traffic) -> None:
     traffic.end()
-    up.keep_logs(up.folder)
+    up.keep_logs(Path(os.environ["HINTLOOP_COMPOSE_LOGS"]))
     began = time.monotonic()
     up.compose("down", "-v", "--timeout", "60")
 
