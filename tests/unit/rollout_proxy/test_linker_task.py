@@ -156,6 +156,17 @@ async def test_a_rebuild_that_fails_is_done_again(broker: Any, monkeypatch: pyte
     assert await turns_of(task, broker, 1) == ["a"]
 
 
+async def test_what_a_dead_linker_read_last_is_linked_before_what_came_after(broker: Any) -> None:
+    """It is not idle for long when the lease is free."""
+    await broker.append(CAPTURES, make_capture("a", "q"))
+    await broker.acquire_lease("a linker that died", 100)
+    await broker.read(CAPTURES, "a linker that died", 10, None)
+    await broker.append(CAPTURES, make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100))
+    later = ("q", "fine", "more", "fine", "and more")
+    await broker.append(CAPTURES, make_capture("c", *later, start_ms=3000, end_ms=3100))
+    assert await turns_of(LinkerTask(broker, make_config(), ProxyMetrics()), broker, 2) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -130,13 +130,18 @@ class LinkerTask:
 
     async def _take_left_over(self, token: int) -> None:
         """Claim what a linker read that no longer had the lease. It is older than what was linked since: rebuild."""
-        late = [entry for entry in await self._claim() if entry.turn_id not in self._pending]
+        # A linker renews what it holds with its lease, a third of its length apart.
+        late = [entry for entry in await self._claim(self._lease_ms // 2) if entry.turn_id not in self._pending]
         if late:
             log.warning("captures left by another linker", num=len(late))
             await self._rebuild(token)
 
     async def _rebuild(self, token: int) -> None:
-        """Read again what is pending: our own, and what earlier linkers left. What they settled is forgotten."""
+        """Read again what is pending: our own, and what earlier linkers left. What they settled is forgotten.
+
+        Left is all that another holds: whoever lost the lease writes nothing any more. Were what it read last taken
+        only once it is idle, what came after would be linked before it, and its own next state be forgotten.
+        """
         self._linker = self._make_linker()
         if token > 1:
             self._linker.knows_nothing_before(await self._broker.time_ms())
@@ -148,15 +153,16 @@ class LinkerTask:
         while entries := await self._broker.reread(CAPTURES, self._consumer, READ_COUNT, after):
             held.extend(entries)
             after = entries[-1].entry_id
-        while entries := await self._claim():
+        began = time.monotonic()
+        # What was taken since then is idle for less.
+        while entries := await self._claim(int((time.monotonic() - began) * 1000) + 1):
             held.extend(entries)
         self._held = []
         self._hold({entry.entry_id: entry for entry in held}.values())
         await self._feed(self._ready(None))
 
-    async def _claim(self) -> list[Entry[Any]]:
-        # A linker renews what it holds with its lease, a third of its length apart.
-        return await self._broker.claim(CAPTURES, self._consumer, READ_COUNT, self._lease_ms // 2)
+    async def _claim(self, idle_ms: int) -> list[Entry[Any]]:
+        return await self._broker.claim(CAPTURES, self._consumer, READ_COUNT, idle_ms)
 
     def _hold(self, entries: Iterable[Entry[Any]]) -> None:
         """Keep captures until those that ended before them are in, whichever proxy wrote them."""

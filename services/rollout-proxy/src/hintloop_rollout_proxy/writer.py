@@ -32,8 +32,9 @@ QUEUE_BYTES = 64 * 1024 * 1024
 BATCH = 64
 BATCH_BYTES = 4 * 1024 * 1024
 #: Seconds that a capture waits for others to share its way to Redis; a crash loses what waits, and a version that is
-#: published meanwhile may be taken for one in force when the answer ended.
-LINGER_S = 0.05
+#: published meanwhile may be taken for one in force when the answer ended. What comes while a batch is written shares
+#: the next one anyway.
+LINGER_S = 0.001
 #: Seconds that Redis gets to answer before captures go to disk.
 CALL_S = 2.0
 #: Seconds until a Redis that was away is asked again.
