@@ -38,6 +38,23 @@ async def test_a_task_that_dies_ends_the_process(
             await wiring.serve(config, with_linker=True)
 
 
+async def test_a_linker_that_ends_as_it_is_told_to_is_no_failure(
+    fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it sees the signal before the server does."""
+
+    async def end_at_once(task: Any, stop: asyncio.Event) -> None:
+        await asyncio.sleep(0.2)
+        stop.set()
+
+    monkeypatch.setattr("hintloop_rollout_proxy.linker_task.LinkerTask.run", end_at_once)
+    broker = MemoryBroker()
+    monkeypatch.setattr(wiring, "open_broker", lambda config: broker)
+    config = make_config(fake_engine, tmp_path, redis={"check_durability": False}, proxy={"port": free_port()})
+    async with asyncio.timeout(60):
+        await wiring.serve(config, with_linker=True)
+
+
 async def test_the_spool_limit_stands_beside_what_is_in_it(fake_engine: FakeEngine, tmp_path: Path) -> None:
     config = make_config(fake_engine, tmp_path, proxy={"spool_max_bytes": 12_345})
     broker = MemoryBroker()

@@ -222,7 +222,9 @@ async def _serve_until(stop: asyncio.Event, deps: ProxyDeps, linker: LinkerTask 
     linking = {deps.background.start("linker", linker.run(stop))} if linker is not None else set()
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping, *deps.background.tasks}, return_when=asyncio.FIRST_COMPLETED)
-    ended = [f"{name} {state}" for name, state in deps.background.describe().items() if state != "running"]
+    # The linker ends by itself once it is told to, at times before this is looked at.
+    usual = ("running", "ended") if stop.is_set() else ("running",)
+    ended = [f"{name} {state}" for name, state in deps.background.describe().items() if state not in usual]
     stop.set()
     server.should_exit = True
     await asyncio.wait({serving, stopping, *linking})
