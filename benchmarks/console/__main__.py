@@ -23,7 +23,6 @@ from tests.integration.console.timing import first_paint_ms, first_row_ms, frame
 NUMBER = 10_000
 ROUNDS = 7
 VIEWS = ("loop", "sessions", "turns", "learning", "drops", "doctor")
-ROOT = Path(__file__).parents[2]
 
 
 async def measure(folder: Path, model: Path) -> dict[str, list[float]]:

@@ -26,7 +26,7 @@ from hintloop_contract.tensors import PackedArray, unpack
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.dlpack import from_dlpack
 
-from hintloop_trainer.chains import Chain, apart, chains, inputs, longest_first
+from hintloop_trainer.chains import Chain, apart, chains, inputs
 from hintloop_trainer.errors import SampleError
 
 #: Sampling temperatures below this are greedy decoding, as they are to the engines.
@@ -245,10 +245,10 @@ def limits_from(training: TrainingSection) -> Limits:
 
 
 def _spread(found: Sequence[Chain], count: int) -> list[list[Chain]]:
-    """``count`` parts of much the same number of tokens: the longest sequence left goes to the lightest part."""
+    """``count`` parts of much the same number of tokens: each sequence, longest first, goes to the lightest part."""
     parts: list[list[Chain]] = [[] for _ in range(count)]
     loads = [0] * count
-    for chain in longest_first(found):
+    for chain in found:
         lightest = loads.index(min(loads))
         parts[lightest].append(chain)
         loads[lightest] += chain.num_tokens
@@ -277,6 +277,7 @@ def _by_candidates(examples: Sequence[Example]) -> list[list[Example]]:
 
 
 def _within(found: Sequence[Chain], limits: Limits) -> list[list[Chain]]:
+    """Sequences, the longest first, in groups within ``limits``."""
     if limits.num_tokens is None:
         return _by_count(found, limits.num_sequences)
     if limits.packed:
@@ -286,13 +287,12 @@ def _within(found: Sequence[Chain], limits: Limits) -> list[list[Chain]]:
 
 def _by_count(found: Sequence[Chain], most: int) -> list[list[Chain]]:
     """Sequences of similar length together."""
-    ordered = longest_first(found)
-    return [ordered[start : start + most] for start in range(0, len(ordered), most)]
+    return [list(found[start : start + most]) for start in range(0, len(found), most)]
 
 
 def _by_tokens(found: Sequence[Chain], budget: int) -> list[list[Chain]]:
     """Rows of much the same length, as few as the budget allows and the greedy spreading finds."""
-    alone = [[chain] for chain in longest_first(found) if chain.num_tokens > budget]
+    alone = [[chain] for chain in found if chain.num_tokens > budget]
     rest = [chain for chain in found if chain.num_tokens <= budget]
     count = math.ceil(sum(chain.num_tokens for chain in rest) / budget)
     while rest:
@@ -307,7 +307,7 @@ def _by_tokens(found: Sequence[Chain], budget: int) -> list[list[Chain]]:
 def _by_padded_tokens(found: Sequence[Chain], budget: int) -> list[list[Chain]]:
     """Sequences of similar length together, as many as the budget takes when padded to the longest."""
     groups: list[list[Chain]] = []
-    for chain in longest_first(found):
+    for chain in found:
         if groups and (len(groups[-1]) + 1) * groups[-1][0].num_tokens <= budget:
             groups[-1].append(chain)
         else:

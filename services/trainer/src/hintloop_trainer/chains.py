@@ -49,7 +49,7 @@ def chains(examples: Sequence[Example], *, shared: bool) -> list[Chain]:
 
     The order that samples come in changes nothing.
     """
-    return longest_first(_joined(examples) if shared else alone(examples))
+    return _longest_first(_joined(examples) if shared else alone(examples))
 
 
 def alone(examples: Sequence[Example]) -> list[Chain]:
@@ -57,7 +57,7 @@ def alone(examples: Sequence[Example]) -> list[Chain]:
     return [Chain((example,)) for example in examples]
 
 
-def longest_first(found: Sequence[Chain]) -> list[Chain]:
+def _longest_first(found: Sequence[Chain]) -> list[Chain]:
     """Sorted by length, and where that is the same by turn."""
     return sorted(found, key=lambda chain: (-chain.num_tokens, chain.examples[0].turn_id))
 
@@ -100,4 +100,4 @@ def apart(found: Sequence[Chain], count: int) -> list[Chain]:
         chain = min(able, key=lambda chain: (chain.examples[-1].num_tokens, chain.examples[-1].turn_id))
         parts.remove(chain)
         parts += [Chain(chain.examples[:-1]), Chain(chain.examples[-1:])]
-    return longest_first(parts)
+    return _longest_first(parts)

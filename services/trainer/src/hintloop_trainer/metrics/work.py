@@ -77,5 +77,5 @@ class Meter:
         mfu = None
         if self._peak is not None and seconds > 0:
             mfu = operations / (seconds * dist.get_world_size() * self._peak * 1e12)
-        counts = int(read), int(computed), int(padded), int(shared)
-        return Work(*counts, operations, mfu, memory_use.largest())
+        memory = memory_use.largest()
+        return Work(int(read), int(computed), int(padded), int(shared), operations, mfu, memory)
