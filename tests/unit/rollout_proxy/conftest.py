@@ -60,6 +60,8 @@ class FakeEngine:
     healthy: bool = True
     seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
     reply: Reply | None = None
+    own: Reply | None = None
+    """Answers at every path that has no method of its own."""
     neutral: bool = True
     adapters: list[str] = field(default_factory=list)
     sampled_ids: list[int] = field(default_factory=lambda: [7, 8])
@@ -145,7 +147,9 @@ class FakeEngine:
     async def server_info(self, request: web.Request) -> web.Response:
         return web.json_response({"sampling_defaults": "openai" if self.neutral else "model"})
 
-    async def other(self, request: web.Request) -> web.Response:
+    async def other(self, request: web.Request) -> web.StreamResponse:
+        if self.own is not None:
+            return await self.own(request)
         headers = {name: value for name, value in request.headers.items()}
         body = (await request.read()).decode()
         return web.json_response({"path": request.path_qs, "headers": headers, "body": body}, status=418)

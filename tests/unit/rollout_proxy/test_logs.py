@@ -134,7 +134,7 @@ async def test_nothing_of_a_request_is_logged(
             patch.setattr("hintloop_rollout_proxy.app.read_fields", fail)
             assert (await running.ask(ASK, **mine))[0] == 500
         with monkeypatch.context() as patch:
-            patch.setattr("hintloop_rollout_proxy.serving.captures_of", fail)
+            patch.setattr("hintloop_rollout_proxy.capturing.captures_of", fail)
             fake_engine.replay("chat_stop")
             await running.ask(ASK, **mine)
         await asyncio.sleep(0.1)

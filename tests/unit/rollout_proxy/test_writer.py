@@ -18,6 +18,7 @@ from hintloop_contract.testing.memory import MemoryBroker
 from hintloop_rollout_proxy import writer as writer_module
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.metrics import ProxyMetrics
+from hintloop_rollout_proxy.receipts import Receipts
 from hintloop_rollout_proxy.spool import Spool
 from hintloop_rollout_proxy.versions import VersionView
 from hintloop_rollout_proxy.writer import CaptureWriter, Parcel
@@ -50,7 +51,7 @@ def make_writer(
 ) -> tuple[CaptureWriter, ProxyMetrics, InFlight]:
     metrics, flight = ProxyMetrics(), InFlight(broker)
     spool = Spool(folder, max_bytes)
-    writer = CaptureWriter(broker, spool, VersionView(broker), flight, metrics, max_captures)
+    writer = CaptureWriter(broker, spool, VersionView(broker), flight, metrics, Receipts(), max_captures)
     writer.open()
     return writer, metrics, flight
 

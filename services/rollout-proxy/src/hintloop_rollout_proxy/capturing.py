@@ -10,17 +10,21 @@ from array import array
 from collections.abc import Sequence
 
 import msgspec
+import structlog
 from hintloop_contract.ids import new_id
 from hintloop_contract.messages import Capture, DropReason
 from hintloop_contract.tensors import PackedArray
 
 from hintloop_rollout_proxy.engines.answer import Answer, Choice
 from hintloop_rollout_proxy.engines.dialect import CHAT
+from hintloop_rollout_proxy.errors import said
 from hintloop_rollout_proxy.problems import Problem, find_problem, usage_of
 from hintloop_rollout_proxy.request import Reading
 
 #: Finish reasons by which the engine says that it gave up.
 ABORT_REASONS = ("abort", "error")
+
+log = structlog.get_logger()
 
 
 class Exchange(msgspec.Struct):
@@ -121,6 +125,17 @@ def captures_of(exchange: Exchange, end_ms: int) -> list[Capture]:
     return [
         _capture(exchange, choice, turn_id, count, end_ms) for choice, turn_id in zip(ordered, turn_ids, strict=True)
     ]
+
+
+def captures_of_any(exchange: Exchange, end_ms: int) -> list[Capture]:
+    """The captures; of an answer that cannot be packed only the request, which may be another's next state."""
+    try:
+        return captures_of(exchange, end_ms)
+    except Exception as error:  # noqa: BLE001 - one answer, whatever is wrong with it
+        log.error("answer cannot be captured", turn_id=exchange.turn_id, error=said(error))
+        exchange.answer = Answer()
+        exchange.abort(f"the answer cannot be captured: {error!r:.200}")
+        return captures_of(exchange, end_ms)
 
 
 def _capture(exchange: Exchange, choice: Choice, turn_id: str, num_choices: int, end_ms: int) -> Capture:

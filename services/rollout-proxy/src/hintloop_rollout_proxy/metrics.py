@@ -70,6 +70,11 @@ class ProxyMetrics:
         self.spool_away = Counter(
             "hintloop_proxy_spool_away", "Times that the disk spool could not be used.", registry=registry
         )
+        self.early_ends = Counter(
+            "hintloop_proxy_early_ends",
+            "Answers whose end was given before their captures were stored: a crash just then loses them.",
+            registry=registry,
+        )
         self.queue = Gauge("hintloop_proxy_queue", "Captures waiting to be written.", registry=registry)
 
     def _time_requests(self, registry: CollectorRegistry) -> None:

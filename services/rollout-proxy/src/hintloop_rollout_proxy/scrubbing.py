@@ -22,6 +22,7 @@ from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.intake import Sink
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.parcels import Parcel
+from hintloop_rollout_proxy.receipts import Receipts
 from hintloop_rollout_proxy.sensitive import SECRET_MEMBER, Finder, mask, personal_finders, secret_finders
 
 QUEUE_LENGTH = 1024
@@ -130,17 +131,25 @@ def make_scrubber(proxy: ProxySection) -> Scrubber | None:
 class ScrubbingStage:
     """Scrubs captures one after the other, in a thread, and hands them on in the order in which they came."""
 
-    def __init__(self, scrubber: Scrubber, sink: Sink, flight: InFlight, metrics: ProxyMetrics) -> None:
+    def __init__(
+        self, scrubber: Scrubber, sink: Sink, flight: InFlight, metrics: ProxyMetrics, receipts: Receipts
+    ) -> None:
         """Hand on to ``sink``."""
         self._scrubber = scrubber
         self._sink = sink
         self._flight = flight
         self._metrics = metrics
+        self._receipts = receipts
         self._queue: asyncio.Queue[Parcel] = asyncio.Queue(QUEUE_LENGTH)
 
     async def put(self, parcel: Parcel) -> None:
-        """Take one parcel; waits while the queue is full. The client has its answer by then."""
+        """Take one parcel; waits while the queue is full."""
         await self._queue.put(parcel)
+
+    @property
+    def full(self) -> bool:
+        """Whether :meth:`put` would have to wait, here or behind."""
+        return self._queue.full() or self._sink.full
 
     async def run(self) -> None:
         """Scrub for ever. A capture that cannot be scrubbed is lost, counted and logged, never stored as it was."""
@@ -159,6 +168,7 @@ class ScrubbingStage:
             self._metrics.lost.labels("unscrubbable").inc()
             log.error("capture lost: it cannot be scrubbed", turn_id=turn_id, error=type(error).__name__)
             self._flight.end(turn_id)
+            self._receipts.give(turn_id)
             return
         if capture is not parcel.capture:
             self._metrics.scrubbed.inc()

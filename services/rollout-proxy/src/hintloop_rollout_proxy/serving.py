@@ -11,7 +11,6 @@ import aiohttp
 import msgspec
 import structlog
 from hintloop_contract.ids import adapter_name, new_id
-from hintloop_contract.messages import Capture
 
 from hintloop_rollout_proxy.apis.translation import TranslatedApi, Translation, UntranslatableError
 from hintloop_rollout_proxy.asgi import (
@@ -28,9 +27,8 @@ from hintloop_rollout_proxy.asgi import (
     send_whole,
 )
 from hintloop_rollout_proxy.asking import REJECTED, Ask, Question, ways_of
-from hintloop_rollout_proxy.capturing import Exchange, captures_of
+from hintloop_rollout_proxy.capturing import Exchange, captures_of_any
 from hintloop_rollout_proxy.deps import ProxyDeps
-from hintloop_rollout_proxy.engines.answer import Answer
 from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields, Reader
 from hintloop_rollout_proxy.engines.hiding import rename_in_error
 from hintloop_rollout_proxy.errors import (
@@ -74,6 +72,8 @@ class Job(msgspec.Struct):
     timing: Timing
     translation: Translation | None = None
     started: bool = False
+    concluded: bool = False
+    captured: bool = False
     relay: EventRelay | None = None
 
 
@@ -106,7 +106,9 @@ class Handler:
         try:
             await self._watched(job, receive)
         finally:
-            await self._capture(exchange)
+            if not job.captured:
+                for parcel in self._parcels(job):
+                    await deps.intake.put(parcel)
         await self._finish(job, client)
         return exchange.http_status
 
@@ -296,7 +298,7 @@ class Handler:
                 raise aiohttp.ClientPayloadError("it is no JSON, and holds what only the proxy asked for")
             if job.translation is not None:
                 seen = job.translation.body(seen)
-            job.exchange.conclude()
+            await self._conclude(job)
             job.started = True
             self._first_byte(job)
             await send_whole(job.send, response.status, answer_headers(response), seen)
@@ -310,13 +312,17 @@ class Handler:
             begin = relay.begin()
             if begin:
                 await send_body(send, begin, more=True)
-        push = Pushing(beneath(send))
+        push, last = Pushing(beneath(send)), b""
 
         def take(block: bytes) -> bool:
-            nonlocal first
+            nonlocal first, last
             if first:
                 job.timing.receive()
             out = relay.feed(block)
+            if reader.answer.finished and not job.concluded:
+                # Its end waits.
+                last = out
+                return False
             taken = not out or push(out)
             if out and first:
                 first = False
@@ -325,39 +331,49 @@ class Handler:
 
         while not await response.pour(take):
             await push.finish()
+            if reader.answer.finished and not job.concluded:
+                await self._conclude(job)
+                await send_body(send, last, more=True)
+                if first and last:
+                    self._first_byte(job)
         reader.ended()
         rest = relay.rest()
-        job.exchange.conclude()
+        await self._conclude(job)
         await send_body(send, rest)
+
+    async def _conclude(self, job: Job) -> None:
+        """The engine's answer ended. What an agent is about to see end is stored first, so that a crash does not lose
+        what it goes on from; while nothing is stored at once, the agent does not wait."""
+        if job.concluded:
+            return
+        job.concluded = True
+        job.exchange.conclude()
+        if job.exchange.status != "complete":
+            return
+        if self._deps.intake.prompt:
+            job.captured = True
+            await self._deps.intake.store(self._parcels(job))
+        else:
+            self._deps.metrics.early_ends.inc()
 
     def _first_byte(self, job: Job) -> None:
         job.timing.answer(self._deps.metrics, self._deps.versions)
 
-    async def _capture(self, exchange: Exchange) -> None:
-        deps = self._deps
+    def _parcels(self, job: Job) -> list[Parcel]:
+        """The captures of a request that was served."""
+        deps, exchange = self._deps, job.exchange
         try:
-            captures = self._make_captures(exchange)
+            captures = captures_of_any(exchange, deps.clock.now_ms())
         except Exception as error:  # noqa: BLE001 - one request, whatever is wrong with it
             deps.metrics.lost.labels("unreadable").inc()
             log.error("capture lost", turn_id=exchange.turn_id, error=said(error))
             deps.flight.end(exchange.turn_id)
-            return
+            return []
         for capture in captures:
             deps.metrics.captured.inc(capture.status)
             if capture.problem is not None:
                 deps.metrics.problems.labels(capture.problem).inc()
-            await deps.intake.put(Parcel(capture, exchange.traceparent))
-
-    def _make_captures(self, exchange: Exchange) -> list[Capture]:
-        """The captures; of an answer that cannot be packed only the request, which may be another's next state."""
-        end_ms = self._deps.clock.now_ms()
-        try:
-            return captures_of(exchange, end_ms)
-        except Exception as error:  # noqa: BLE001 - one answer, whatever is wrong with it
-            log.error("answer cannot be captured", turn_id=exchange.turn_id, error=said(error))
-            exchange.answer = Answer()
-            exchange.abort(f"the answer cannot be captured: {error!r:.200}")
-            return captures_of(exchange, end_ms)
+        return [Parcel(capture, exchange.traceparent) for capture in captures]
 
     async def _finish(self, job: Job, client: Client) -> None:
         """Let a translated API remember a whole answer."""

@@ -33,6 +33,7 @@ from hintloop_rollout_proxy.intake import Intake
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.one_write import JoiningProtocol
 from hintloop_rollout_proxy.readiness import EngineWatch
+from hintloop_rollout_proxy.receipts import Receipts
 from hintloop_rollout_proxy.scrubbing import ScrubbingStage, make_scrubber
 from hintloop_rollout_proxy.spool import Spool
 from hintloop_rollout_proxy.upstream import EnginePool, make_session
@@ -57,16 +58,16 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
     pool = EnginePool(config.engine_urls, session)
     try:
         metrics, dialect = ProxyMetrics(), dialect_of(config.rollout.engine)
-        versions, flight = VersionView(broker), InFlight(broker)
+        versions, flight, receipts = VersionView(broker), InFlight(broker), Receipts()
         gate = Gate(KeyRing(config.proxy.api_keys))
         engine_key = config.policy.api_key.get_secret_value()
         spool = Spool(config.proxy.spool_dir, config.proxy.spool_max_bytes)
         metrics.spool_max_bytes.set(config.proxy.spool_max_bytes)
-        writer = CaptureWriter(broker, spool, versions, flight, metrics, config.proxy.max_captures)
+        writer = CaptureWriter(broker, spool, versions, flight, metrics, receipts, config.proxy.max_captures)
         writer.open()
         tracing = open_tracing("rollout-proxy", config.tracing)
         scrubber = make_scrubber(config.proxy)
-        scrubbing = None if scrubber is None else ScrubbingStage(scrubber, writer, flight, metrics)
+        scrubbing = None if scrubber is None else ScrubbingStage(scrubber, writer, flight, metrics, receipts)
         # What an agent may refer to has to be exact, so it cannot be scrubbed: then it is not stored.
         shared = broker if scrubber is None else Unshared()
         yield ProxyDeps(
@@ -78,7 +79,7 @@ async def make_deps(config: Config, broker: Any) -> AsyncIterator[ProxyDeps]:
             clock=RedisClock(broker),
             versions=versions,
             flight=flight,
-            intake=Intake(scrubbing or writer),
+            intake=Intake(scrubbing or writer, receipts, metrics),
             scrubbing=scrubbing,
             writer=writer,
             metrics=metrics,

@@ -21,6 +21,7 @@ from hintloop_rollout_proxy.errors import said
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.parcels import UNENCODABLE, Parcel, encode_record, weight_of
+from hintloop_rollout_proxy.receipts import WAIT_S, Receipts
 from hintloop_rollout_proxy.replay import SpoolReplay
 from hintloop_rollout_proxy.spool import Spool
 from hintloop_rollout_proxy.versions import VersionView, newest_of
@@ -31,10 +32,6 @@ QUEUE_LENGTH = 1024
 QUEUE_BYTES = 64 * 1024 * 1024
 BATCH = 64
 BATCH_BYTES = 4 * 1024 * 1024
-#: Seconds that a capture waits for others to share its way to Redis; a crash loses what waits, and a version that is
-#: published meanwhile may be taken for one in force when the answer ended. What comes while a batch is written shares
-#: the next one anyway.
-LINGER_S = 0.001
 #: Seconds that Redis gets to answer before captures go to disk.
 CALL_S = 2.0
 #: Seconds until a Redis that was away is asked again.
@@ -64,6 +61,7 @@ class CaptureWriter:
         versions: VersionView,
         flight: InFlight,
         metrics: ProxyMetrics,
+        receipts: Receipts,
         max_captures: int = 0,
     ) -> None:
         """``spool`` is opened by :meth:`open`. Past ``max_captures`` in the stream (0: any) turns are dropped."""
@@ -72,6 +70,7 @@ class CaptureWriter:
         self._versions = versions
         self._flight = flight
         self._metrics = metrics
+        self._receipts = receipts
         self._max_captures = max_captures
         self._replay = SpoolReplay(spool, metrics)
         self._queue: deque[Parcel] = deque()
@@ -81,6 +80,7 @@ class CaptureWriter:
         self._closing = False
         self._drain_until = 0.0
         self._redis_at = 0.0
+        self._redis_failed = False
         self._replay_at = 0.0
         self._disk_at = 0.0
 
@@ -103,8 +103,8 @@ class CaptureWriter:
         }
 
     async def put(self, parcel: Parcel) -> None:
-        """Hand a capture over. The client has its answer by then; a full queue holds its connection up for a moment."""
-        if self._full and not await self._wait_for_room():
+        """Hand a capture over; a full queue holds its connection up for a moment."""
+        if self.full and not await self._wait_for_room():
             self._lose_all([parcel], "queue_full")
             return
         self._queue.append(parcel)
@@ -114,13 +114,14 @@ class CaptureWriter:
     async def _wait_for_room(self) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PUT_WAIT_S):
-                while self._full:
+                while self.full:
                     self._room.clear()
                     await self._room.wait()
-        return not self._full
+        return not self.full
 
     @property
-    def _full(self) -> bool:
+    def full(self) -> bool:
+        """Whether :meth:`put` would have to wait."""
         return len(self._queue) >= QUEUE_LENGTH or self._queue_bytes >= QUEUE_BYTES
 
     @property
@@ -140,10 +141,17 @@ class CaptureWriter:
             if self._away:
                 await self._keep()
                 continue
+            began = time.monotonic()
             try:
+                # Of a Redis that is tried again, nothing is known before it answered.
+                self._receipts.prompt = self._receipts.prompt and not self._redis_failed
                 await self._write()
+                self._redis_failed = False
+                # What is replayed goes first.
+                self._receipts.prompt = not self._replayable and time.monotonic() - began < WAIT_S
             except (DependencyError, TimeoutError) as error:
                 self._redis_at = time.monotonic() + (DRAIN_S if self._closing else RETRY_S)
+                self._redis_failed = self._receipts.prompt = True
                 if self._queue:
                     log.warning("captures wait on disk", error=str(error) or "timed out", num=len(self._queue))
         await self._close_spool()
@@ -175,7 +183,7 @@ class CaptureWriter:
         return not self._spool.empty and time.monotonic() >= self._replay_at
 
     async def _wait(self) -> None:
-        """Until there is something to do. What comes close together goes together."""
+        """Until there is something to do. What comes while a batch is written goes together in the next."""
         self._metrics.queue.set(len(self._queue))
         if self._closing:
             return
@@ -189,8 +197,6 @@ class CaptureWriter:
                         await self._wake.wait()
         if self._away and time.monotonic() < self._disk_at:
             await asyncio.sleep(min(self._redis_at, self._disk_at) - time.monotonic())
-        elif 0 < len(self._queue) < BATCH and not self._crowded and not self._replayable:
-            await asyncio.sleep(LINGER_S)
 
     async def _write(self) -> None:
         """Bring to Redis what waits longest: from disk, then from the queue. What fails stays where it was."""
@@ -233,6 +239,8 @@ class CaptureWriter:
     def _remove(self, count: int) -> list[Parcel]:
         removed = [self._queue.popleft() for _ in range(count)]
         self._queue_bytes -= sum(map(weight_of, removed))
+        for parcel in removed:
+            self._receipts.give(parcel.capture.turn_id)
         self._room.set()
         return removed
 
@@ -294,18 +302,20 @@ class CaptureWriter:
         """Write what waits to disk. While the disk is away too it waits in memory, or is lost at the exit."""
         if not self._queue or (time.monotonic() < self._disk_at and not self._closing):
             return
-        num_waiting = len(self._queue)
+        num_waiting, began = len(self._queue), time.monotonic()
         records = self._encode(list(self._queue))
         try:
             taken = await asyncio.to_thread(self._spool.append, [record for _, record in records])
         except OSError as error:
             self._spool_failed(error)
             self._disk_at = time.monotonic() + DISK_RETRY_S
+            self._receipts.prompt = False
             if self._closing:
                 self._remove(num_waiting)
                 self._lose_all([parcel for parcel, _ in records], "spool_away")
             return
         self._remove(num_waiting)
+        self._receipts.prompt = time.monotonic() - began < WAIT_S
         self._metrics.spooled.inc(taken)
         self._show_spool()
         self._lose_all([parcel for parcel, _ in records[taken:]], "spool_full")
@@ -327,3 +337,4 @@ class CaptureWriter:
         log.error("captures lost; raise proxy.spool_max_bytes or mend its disk", num=len(parcels), cause=cause)
         for parcel in parcels:
             self._flight.end(parcel.capture.turn_id)
+            self._receipts.give(parcel.capture.turn_id)

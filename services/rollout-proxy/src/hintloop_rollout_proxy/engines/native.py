@@ -22,6 +22,9 @@ class NativeReply(msgspec.Struct):
     message: Named | None = None
 
 
+#: How the last event of a stream names itself.
+LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+_LAST = tuple(b'"type":%b"%b"' % (space, name.encode()) for name in LAST_EVENTS for space in (b"", b" "))
 _decoder = msgspec.json.Decoder(NativeReply)
 
 
@@ -40,6 +43,8 @@ class NativeReader:
         """Let one event pass; see ``Reader.event``."""
         if self.answer.response_id is None:
             self._take_id(data)
+        if any(last in data for last in _LAST):
+            self.answer.finished = True
         return data if self._old is None or self._old not in data else data.replace(self._old, self._new)
 
     def body(self, data: bytes) -> bytes:
