@@ -96,8 +96,11 @@ class Broker(Protocol):
         """Append a message that has no input message; false when its turn id was appended before."""
         ...
 
-    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0) -> list[Appended]:
-        """Append in order and in one step, each guarded like :meth:`append`; none past ``bound`` entries (0: any)."""
+    async def append_many(
+        self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0, under: WeightsState | None = None
+    ) -> list[Appended] | None:
+        """Append in order and in one step, each guarded like :meth:`append`; none past ``bound`` entries (0: any), and
+        ``None`` without appending any when the weights are no longer ``under``."""
         ...
 
     async def read(self, stream: Stream, consumer: str, count: int, block_ms: int) -> list[Entry[Message]]:

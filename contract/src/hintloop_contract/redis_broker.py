@@ -8,7 +8,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from hintloop_contract import scripts
-from hintloop_contract.broker import RELEASED, Appended, Entry, Holder, StreamCounts
+from hintloop_contract.broker import RELEASED, Appended, Entry, Holder, StreamCounts, WeightsState
 from hintloop_contract.codec import FIELDS, PackedMessage, decode_fields, encode_payload, field_values, pack_message
 from hintloop_contract.errors import MessageError
 from hintloop_contract.history import HistoryBounds
@@ -17,7 +17,7 @@ from hintloop_contract.redis_connection import available, connect
 from hintloop_contract.redis_dead import RedisDead
 from hintloop_contract.redis_diagnosis import RedisDiagnosis
 from hintloop_contract.redis_history import RedisHistory
-from hintloop_contract.redis_state import RedisState
+from hintloop_contract.redis_state import RedisState, text_of
 from hintloop_contract.streams import DEAD, DROPS, JUDGED, SAMPLES, STREAMS, TURNS, Stream
 
 __all__ = ["RedisBroker", "connect"]
@@ -80,15 +80,20 @@ class RedisBroker(RedisState, RedisDead, RedisDiagnosis, RedisHistory):
         return bool(await self._append(keys=keys, args=args))
 
     @available
-    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0) -> list[Appended]:
-        """Append in order and in one step, each guarded like :meth:`append`; none past ``bound`` entries (0: any)."""
+    async def append_many(
+        self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0, under: WeightsState | None = None
+    ) -> list[Appended] | None:
+        """Append in order and in one step, each guarded like :meth:`append`; none past ``bound`` entries (0: any), and
+        ``None`` without appending any when the weights are no longer ``under``."""
         if not batch:
             return []
-        keys = [self.keys.stream(stream), self.keys.funnel, *(self.keys.seen(packed.turn_id) for packed in batch)]
-        args: list[Any] = [SEEN_TTL_S, stream.counter or "", bound, len(FIELDS), *FIELDS]
+        seen = [self.keys.seen(packed.turn_id) for packed in batch]
+        keys = [self.keys.stream(stream), self.keys.funnel, self.keys.weights, *seen]
+        expected = ("", "", "") if under is None else ("1", text_of(under.current), text_of(under.updating))
+        args: list[Any] = [SEEN_TTL_S, stream.counter or "", bound, *expected, len(FIELDS), *FIELDS]
         for packed in batch:
             args += field_values(packed, self.policy)
-        return [Appended(int(result)) for result in await self._append_many(keys=keys, args=args)]
+        return [Appended(int(result)) for result in await self._append_many(keys=keys, args=args)] or None
 
     @available
     async def read(self, stream: Stream, consumer: str, count: int, block_ms: int) -> list[Entry[Any]]:

@@ -85,7 +85,7 @@ class RedisState(RedisControl):
     @available
     async def set_weights(self, state: WeightsState) -> None:
         """Record the released version and the one being published."""
-        mapping = {"current": _text(state.current), "updating": _text(state.updating)}
+        mapping = {"current": text_of(state.current), "updating": text_of(state.updating)}
         await self.client.hset(self.keys.weights, mapping=mapping)
 
     @available
@@ -175,5 +175,6 @@ class RedisState(RedisControl):
         await self.client.aclose()
 
 
-def _text(value: int | None) -> str:
+def text_of(value: int | None) -> str:
+    """A version as Redis holds it; empty for none."""
     return "" if value is None else str(value)

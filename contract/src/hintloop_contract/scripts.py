@@ -54,21 +54,26 @@ if ARGV[2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[2], 1) end
 return 1
 """
 
-#: KEYS stream, funnel, seen...; ARGV seen_ttl_s, counter, bound (0 = none), num_names, name..., then each
-#: message's values in the order of the names. Answers 1 (appended), 0 (seen before) or -1 (past the bound) for each.
+#: KEYS stream, funnel, weights, seen...; ARGV seen_ttl_s, counter, bound (0 = none), under ('' = any weights), current,
+#: updating, num_names, name..., then each message's values in the order of the names. Answers 1 (appended), 0 (seen
+#: before) or -1 (past the bound) for each; nothing at all when ``under`` is given and the weights are others.
 APPEND_MANY = """
-local bound, num_names = tonumber(ARGV[3]), tonumber(ARGV[4])
+if ARGV[4] ~= '' then
+  local weights = redis.call('HMGET', KEYS[3], 'current', 'updating')
+  if (weights[1] or '') ~= ARGV[5] or (weights[2] or '') ~= ARGV[6] then return {} end
+end
+local bound, num_names = tonumber(ARGV[3]), tonumber(ARGV[7])
 local room = bound > 0 and bound - redis.call('XLEN', KEYS[1]) or math.huge
 local entry, results, appended = {}, {}, 0
-for i = 1, num_names do entry[2 * i - 1] = ARGV[4 + i] end
-for m = 1, #KEYS - 2 do
-  local seen = KEYS[2 + m]
+for i = 1, num_names do entry[2 * i - 1] = ARGV[7 + i] end
+for m = 1, #KEYS - 3 do
+  local seen = KEYS[3 + m]
   if room <= 0 then
     results[m] = redis.call('EXISTS', seen) - 1
   elseif not redis.call('SET', seen, '1', 'NX', 'EX', ARGV[1]) then
     results[m] = 0
   else
-    for i = 1, num_names do entry[2 * i] = ARGV[4 + m * num_names + i] end
+    for i = 1, num_names do entry[2 * i] = ARGV[7 + m * num_names + i] end
     redis.call('XADD', KEYS[1], '*', unpack(entry))
     results[m], room, appended = 1, room - 1, appended + 1
   end

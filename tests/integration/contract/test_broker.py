@@ -115,6 +115,20 @@ async def test_a_batch_stops_at_the_bound_and_what_was_appended_is_not_full(brok
     assert await broker.append_many(CAPTURES, batch, bound=4) == [Appended.SEEN, Appended.SEEN, Appended.DONE]
 
 
+async def test_a_batch_is_appended_under_the_weights_it_names_or_not_at_all(broker):
+    batch = [pack_message(capture(name)) for name in "ab"]
+    none, first, second = WeightsState(), WeightsState(3, None), WeightsState(3, 4)
+    assert await broker.append_many(CAPTURES, batch[:1], under=none) == [Appended.DONE]
+    await broker.set_weights(first)
+    assert await broker.append_many(CAPTURES, batch, under=none) is None
+    assert await broker.append_many(CAPTURES, batch, under=second) is None
+    await broker.set_weights(second)
+    assert await broker.append_many(CAPTURES, batch, under=first) is None
+    assert (await broker.counts(CAPTURES)).length == 1
+    assert await broker.append_many(CAPTURES, batch, under=second) == [Appended.SEEN, Appended.DONE]
+    assert await broker.append_many(CAPTURES, [], under=none) == []
+
+
 async def test_drops_of_a_batch_are_guarded_too(broker):
     await broker.drop_many([drop("a"), drop("b"), drop("a")])
     assert (await broker.funnel()).drops == {("link", "aborted"): 2}

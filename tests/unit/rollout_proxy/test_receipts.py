@@ -47,13 +47,13 @@ class GatedBroker(MemoryBroker):
         self.stored: list[str] = []
         self.away = False
 
-    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0) -> list[Appended]:
+    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], **more: Any) -> list[Appended] | None:
         if self.away:
             raise DependencyError("redis", "away")
         self.asked.set()
         await self.may_store.wait()
-        appended = await super().append_many(stream, batch, bound=bound)
-        self.stored.extend(message.turn_id for message in batch)
+        appended = await super().append_many(stream, batch, **more)
+        self.stored.extend(message.turn_id for message in batch if appended is not None)
         return appended
 
 

@@ -34,16 +34,13 @@ class AwayBroker(MemoryBroker):
         super().__init__()
         self.batches: list[int] = []
 
-    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], *, bound: int = 0) -> list[Appended]:
-        appended = await super().append_many(stream, batch, bound=bound)
+    async def append_many(self, stream: Stream, batch: Sequence[PackedMessage], **more: Any) -> list[Appended] | None:
+        if self.away:
+            raise DependencyError("redis", "away")
+        appended = await super().append_many(stream, batch, **more)
         self.batches.append(len(batch))
         await asyncio.sleep(self.slow_s)
         return appended
-
-    async def weights(self) -> WeightsState:
-        if self.away:
-            raise DependencyError("redis", "away")
-        return await super().weights()
 
 
 def make_writer(

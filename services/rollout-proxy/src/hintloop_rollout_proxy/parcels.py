@@ -1,8 +1,11 @@
-"""A capture on its way out of the proxy, and its form on disk."""
+"""A capture on its way out of the proxy, its form in the stream and its form on disk."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+from hintloop_contract.codec import PackedMessage, pack_message
 from hintloop_contract.messages import Capture
 
 
@@ -21,6 +24,21 @@ UNENCODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, Recur
 UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 #: Bytes of a capture beside its long members.
 _REST_BYTES = 1024
+
+
+def pack_all(parcels: Iterable[Parcel], newest: int) -> tuple[list[PackedMessage], list[tuple[Parcel, Exception]]]:
+    """Stream entries, ``newest`` the version of those whose last one is open; and those that cannot be packed."""
+    packed: list[PackedMessage] = []
+    failed: list[tuple[Parcel, Exception]] = []
+    for parcel in parcels:
+        capture = parcel.capture
+        if capture.version_newest is None:
+            capture = msgspec.structs.replace(capture, version_newest=max(newest, capture.version_oldest or 0))
+        try:
+            packed.append(pack_message(capture, tenant=capture.tenant, traceparent=parcel.traceparent))
+        except UNENCODABLE as error:
+            failed.append((parcel, error))
+    return packed, failed
 
 
 def encode_record(parcel: Parcel) -> bytes:

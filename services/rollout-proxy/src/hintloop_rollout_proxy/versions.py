@@ -37,6 +37,11 @@ class VersionView:
         self._publishing = (math.inf, -math.inf)
 
     @property
+    def state(self) -> WeightsState:
+        """What was read last."""
+        return self._state
+
+    @property
     def oldest(self) -> int:
         """Lower bound for a request that starts now; 0 while Redis never answered."""
         return self._state.current or 0

@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-import msgspec
 import structlog
-from hintloop_contract.broker import Appended, Broker
-from hintloop_contract.codec import PackedMessage, pack_message
+from hintloop_contract.broker import Appended, Broker, WeightsState
+from hintloop_contract.codec import PackedMessage
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Drop, DropReason, Stage
 from hintloop_contract.streams import CAPTURES
@@ -20,7 +19,7 @@ from hintloop_contract.streams import CAPTURES
 from hintloop_rollout_proxy.errors import said
 from hintloop_rollout_proxy.flight import InFlight
 from hintloop_rollout_proxy.metrics import ProxyMetrics
-from hintloop_rollout_proxy.parcels import UNENCODABLE, Parcel, encode_record, weight_of
+from hintloop_rollout_proxy.parcels import UNENCODABLE, Parcel, encode_record, pack_all, weight_of
 from hintloop_rollout_proxy.receipts import WAIT_S, Receipts
 from hintloop_rollout_proxy.replay import SpoolReplay
 from hintloop_rollout_proxy.spool import Spool
@@ -32,6 +31,10 @@ QUEUE_LENGTH = 1024
 QUEUE_BYTES = 64 * 1024 * 1024
 BATCH = 64
 BATCH_BYTES = 4 * 1024 * 1024
+#: A batch is complete when no capture came for so many rounds of the event loop, and at the latest after these seconds:
+#: what ends at the same time shares one way to Redis, and what ends alone does not wait.
+QUIET_ROUNDS = 2
+GATHER_S = 0.004
 #: Seconds that Redis gets to answer before captures go to disk.
 CALL_S = 2.0
 #: Seconds until a Redis that was away is asked again.
@@ -183,7 +186,7 @@ class CaptureWriter:
         return not self._spool.empty and time.monotonic() >= self._replay_at
 
     async def _wait(self) -> None:
-        """Until there is something to do. What comes while a batch is written goes together in the next."""
+        """Until there is something to do. What comes close together, or while a batch is written, goes together."""
         self._metrics.queue.set(len(self._queue))
         if self._closing:
             return
@@ -197,6 +200,15 @@ class CaptureWriter:
                         await self._wake.wait()
         if self._away and time.monotonic() < self._disk_at:
             await asyncio.sleep(min(self._redis_at, self._disk_at) - time.monotonic())
+        else:
+            await self._gather()
+
+    async def _gather(self) -> None:
+        known, quiet, end = 0, 0, time.monotonic() + GATHER_S
+        while quiet < QUIET_ROUNDS and len(self._queue) < BATCH and time.monotonic() < end:
+            quiet = quiet + 1 if len(self._queue) == known else 0
+            known = len(self._queue)
+            await asyncio.sleep(0)
 
     async def _write(self) -> None:
         """Bring to Redis what waits longest: from disk, then from the queue. What fails stays where it was."""
@@ -245,31 +257,29 @@ class CaptureWriter:
         return removed
 
     async def _append(self, batch: Sequence[Parcel]) -> None:
-        """Append in order, stamped with the newest version that may have been in force when they ended."""
-        newest = newest_of(await self._answered(self._versions.read()))
-        packed = [message for parcel in batch if (message := self._pack(parcel, newest)) is not None]
-        results = await self._answered(self._broker.append_many(CAPTURES, packed, bound=self._max_captures))
+        """Append in order, stamped with the newest version that may have been in force when they ended: Redis takes
+        them only while that is the one they say."""
+        state = self._versions.state
+        packed, failed = pack_all(batch, newest_of(state))
+        while (results := await self._answered(self._append_under(packed, state))) is None:
+            state = await self._answered(self._versions.read())
+            packed, failed = pack_all(batch, newest_of(state))
+        for parcel, error in failed:
+            self._lose(parcel.capture.turn_id, error)
         full = [message for message, result in zip(packed, results, strict=True) if result is Appended.FULL]
         if full:
             await self._drop(full)
         for parcel in batch:
             self._flight.end(parcel.capture.turn_id)
 
+    def _append_under(self, packed: Sequence[PackedMessage], state: WeightsState) -> Awaitable[list[Appended] | None]:
+        return self._broker.append_many(CAPTURES, packed, bound=self._max_captures, under=state)
+
     async def _answered(self, call: Awaitable[T]) -> T:
         """The answer of Redis; raises ``TimeoutError`` when it takes so long that agents' captures would pile up."""
         limit_s = CALL_S if not self._closing else max(0.0, min(CALL_S, self._drain_until - time.monotonic()))
         async with asyncio.timeout(limit_s):
             return await call
-
-    def _pack(self, parcel: Parcel, newest: int) -> PackedMessage | None:
-        capture = parcel.capture
-        if capture.version_newest is None:
-            capture = msgspec.structs.replace(capture, version_newest=max(newest, capture.version_oldest or 0))
-        try:
-            return pack_message(capture, tenant=capture.tenant, traceparent=parcel.traceparent)
-        except UNENCODABLE as error:
-            self._lose(capture.turn_id, error)
-            return None
 
     async def _drop(self, full: Sequence[PackedMessage]) -> None:
         detail = f"{self._max_captures} captures wait to be linked already (proxy.max_captures)"
