@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection
 
 #: Seconds that the end of an answer waits at most.
-WAIT_S = 0.25
+WAIT_S = 1.0
 
 
 class Receipts:
