@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
+from hintloop_contract.errors import DependencyError
 from hintloop_contract.streams import CAPTURES, TURNS
 from hintloop_contract.testing.memory import MemoryBroker
+from hintloop_rollout_proxy import linker_task
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 
@@ -48,6 +52,42 @@ async def test_who_lost_the_lease_hands_over_what_it_read(broker: Any) -> None:
         task._lease.renew_at = 0.0
     assert not await first._hold_lease()
     assert await turns_of(second, broker, 1) == ["a"]
+
+
+async def test_what_was_given_out_and_never_arrived_is_linked_in_its_place(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis notes that it gave a capture out, and dies before the linker has it."""
+    monkeypatch.setattr(linker_task, "CALM_S", 0.0)
+    monkeypatch.setattr(linker_task, "RETRY_S", 0.0)
+    # What is idle for half of the lease would be claimed; by then the captures behind it are turns.
+    task = LinkerTask(broker, make_config(linker={"lease_ms": 600_000}), ProxyMetrics())
+    captures = [
+        make_capture("a", "q"),
+        make_capture("b", "q", "fine", "more", start_ms=2000, end_ms=2100),
+        make_capture("c", "q", "fine", "more", "fine", "most", start_ms=3000, end_ms=3100),
+    ]
+    read, stop = broker.read, asyncio.Event()
+
+    async def read_and_lose_the_first(*words: Any) -> Any:
+        entries = await read(*words)
+        if captures:
+            for capture in captures[1:]:
+                await broker.append(CAPTURES, capture)
+            captures.clear()
+            raise DependencyError("redis", "Connection closed by server.")
+        return entries
+
+    await broker.append(CAPTURES, captures[0])
+    monkeypatch.setattr(broker, "read", read_and_lose_the_first)
+    running = asyncio.create_task(task.run(stop))
+    turns: list[str] = []
+    async with asyncio.timeout(30):
+        while len(turns) < 2:
+            turns += [entry.turn_id for entry in await read(TURNS, "test", 10, 50)]
+    stop.set()
+    await running
+    assert turns == ["a", "b"]
 
 
 async def test_a_lease_lasts_as_long_as_configured(broker: MemoryBroker) -> None:

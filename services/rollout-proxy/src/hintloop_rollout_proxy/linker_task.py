@@ -65,6 +65,7 @@ class LinkerTask:
         self._held: list[tuple[int, int, int, Entry[Any]]] = []
         self._todo: deque[Decision] = deque()
         self._calm_until = 0.0
+        self._regain = False
         # Each proxy brings its spool back; until all have, what came is kept for its order.
         self._gather_until = 0.0
         self._gaps = GapWatch(broker, metrics, config.rollout.session_timeout_sec)
@@ -89,12 +90,14 @@ class LinkerTask:
         while not stop.is_set():
             try:
                 if await self._hold_lease():
+                    await self._take_undelivered()
                     await self.step()
                 else:
                     await asyncio.sleep(self._lease_ms / 3000)
             except DependencyError as error:
                 log.warning("linker waits", error=str(error))
                 self._calm_until = self._gather_until = time.monotonic() + CALM_S
+                self._regain = True
                 await asyncio.sleep(RETRY_S)
         self._metrics.active.set(0)
 
@@ -136,6 +139,23 @@ class LinkerTask:
             log.warning("captures left by another linker", num=len(late))
             await self._rebuild(token)
 
+    async def _take_undelivered(self) -> None:
+        """Hold what Redis gave out to us as it went away, and that never arrived: in its place, before anything that
+        came later is linked."""
+        if not self._regain:
+            return
+        self._hold(await self._reread())
+        self._regain = False
+
+    async def _reread(self) -> list[Entry[Any]]:
+        """All that was given out to us and is not settled."""
+        held: list[Entry[Any]] = []
+        after = "0"
+        while entries := await self._broker.reread(CAPTURES, self._consumer, READ_COUNT, after):
+            held.extend(entries)
+            after = entries[-1].entry_id
+        return held
+
     async def _rebuild(self, token: int) -> None:
         """Read again what is pending: our own, and what earlier linkers left. What they settled is forgotten.
 
@@ -148,11 +168,7 @@ class LinkerTask:
         self._todo.clear()
         self._pending = {}
         self._calm_until = time.monotonic() + CALM_S
-        held: list[Entry[Any]] = []
-        after = "0"
-        while entries := await self._broker.reread(CAPTURES, self._consumer, READ_COUNT, after):
-            held.extend(entries)
-            after = entries[-1].entry_id
+        held = await self._reread()
         began = time.monotonic()
         # What was taken since then is idle for less.
         while entries := await self._claim(int((time.monotonic() - began) * 1000) + 1):
