@@ -25,6 +25,8 @@ class Traffic:
     followed: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
+    cut: int = 0
+    """Requests whose connection broke: their answers may have been whole, and nobody goes on from them."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -82,6 +84,7 @@ class Traffic:
                     return str(answer.json()["choices"][0]["message"]["content"])
                 self.refused.append(f"{answer.status_code}: {answer.text[:200]}")
             except httpx.HTTPError as error:
+                self.cut += 1
                 self.refused.append(f"{type(error).__name__}: {error}")
             assert time.monotonic() < end, f"{name} was never answered: {self.refused[-1]}"
             time.sleep(0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -252,20 +253,189 @@ async def test_a_client_that_leaves_before_the_end_is_captured_once(
     assert len(broker.stored) == 1
 
 
-async def test_receipts_of_what_is_lost_or_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipts, "WAIT_S", 0.05)
+async def test_receipts_reach_everybody_who_waits() -> None:
     given = Receipts()
-    given.expect("lost")
-    given.expect("stored")
-    waiting = asyncio.create_task(given.wait(["lost", "stored"]))
-    await asyncio.sleep(0)
-    given.give("stored")
-    given.give("lost")
-    assert await waiting
-    assert given.prompt and len(given) == 0
-    given.expect("late")
-    assert not await given.wait(["late"])
-    assert not given.prompt
-    given.give("late")
+    given.put("a")
+    first, second = given.expect("a"), given.expect("a")
+    left = given.expect("b")
+    second.cancel()
+    given.give(["a", "never expected"])
+    assert first.done() and not left.done()
+    assert len(given) == 1
+    given.discard("b", left)
+    given.discard("a", first)
     assert len(given) == 0
-    assert await given.wait([])
+
+
+async def test_waiting_is_of_use_while_captures_are_stored_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, now = Receipts(), [100.0]
+    monkeypatch.setattr("hintloop_rollout_proxy.receipts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(receipts, "WAIT_S", 1.0)
+    given.put("late")
+    now[0] += 0.5
+    given.put("in time")
+    now[0] += 0.6
+    # By itself the younger one was stored in time; the older one of the same batch was not.
+    given.give(["late", "in time"])
+    assert not given.prompt
+    given.give([])
+    assert not given.prompt
+    given.put("next")
+    given.give(["next"])
+    assert given.prompt
+
+
+async def test_equal_feedback_at_once_is_accepted_once_and_answered_each_time(proxy: Any, broker: GatedBroker) -> None:
+    body = {"session_id": "s", "score": 1}
+    async with proxy(broker) as running:
+        asked = [running.post("/v1/feedback", body, Idempotency_Key="twice") for _ in range(3)]
+        answers = asyncio.gather(*asked)
+        await broker.asked.wait()
+        broker.may_store.set()
+        async with asyncio.timeout(30):
+            found = await answers
+        assert {status for status, _ in found} == {202}
+        assert len({json.loads(data)["id"] for _, data in found}) == 1
+        assert running.deps.intake.prompt
+        assert (await broker.funnel()).steps == {"captured": 1}
+
+
+async def test_choices_that_were_not_taken_when_the_client_left_are_taken_then(
+    fake_engine: Any, proxy: Any, broker: GatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue has room for one; the client leaves while the second waits for room."""
+    monkeypatch.setattr("hintloop_rollout_proxy.writer.QUEUE_LENGTH", 1)
+    monkeypatch.setattr("hintloop_rollout_proxy.writer.PUT_WAIT_S", 60.0)
+    fake_engine.replay("chat_n2")
+    async with proxy(broker) as running:
+        async with asking(running, CHAT_PATH, {**CHAT, "n": 2}):
+            await broker.asked.wait()
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+        broker.may_store.set()
+        captures = await running.captures(2)
+        lost = running.deps.metrics.registry.get_sample_value("hintloop_proxy_lost_total", {"cause": "queue_full"})
+    assert sorted(capture.choice for capture in captures) == [0, 1]
+    assert (lost, len(running.deps.intake.receipts)) == (0, 0)
+
+
+@pytest.mark.parametrize("scrub", ["off", "secrets"])
+async def test_all_choices_of_an_answer_wait_no_longer_than_one(
+    scrub: str, fake_engine: Any, proxy: Any, broker: GatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them finds a full queue, before the writer or before scrubbing."""
+    monkeypatch.setattr("hintloop_rollout_proxy.writer.QUEUE_LENGTH", 1)
+    monkeypatch.setattr("hintloop_rollout_proxy.scrubbing.QUEUE_LENGTH", 1)
+    monkeypatch.setattr("hintloop_rollout_proxy.writer.PUT_WAIT_S", 600.0)
+    monkeypatch.setattr(receipts, "WAIT_S", 0.2)
+    fake_engine.replay("chat_n2")
+    async with proxy(broker, proxy={"scrub": scrub}) as running:
+        async with asyncio.timeout(30):
+            status, _ = await running.ask({**CHAT, "n": 2})
+        assert status == 200
+        assert not running.deps.intake.prompt
+        broker.may_store.set()
+        assert len(await running.captures(2)) == 2
+
+
+async def test_a_backlog_holds_nobody_again_and_again(
+    fake_engine: Any, proxy: Any, broker: GatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is written in time, but what it holds was put too long ago."""
+    monkeypatch.setattr(receipts, "WAIT_S", 0.5)
+    monkeypatch.setattr("hintloop_rollout_proxy.writer.BATCH", 1)
+    fake_engine.replay("chat_stop")
+    append = broker.append_many
+
+    async def slowly(*words: Any, **more: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await append(*words, **more)
+
+    monkeypatch.setattr(broker, "append_many", slowly)
+    broker.may_store.set()
+    async with proxy(broker) as running:
+        await asyncio.gather(*(running.ask(CHAT) for _ in range(12)))
+        assert not running.deps.intake.prompt
+        for _ in range(3):
+            await running.captures(2)
+            assert not running.deps.intake.prompt, "what is stored now was put long ago"
+        await running.captures(6)
+        await running.ask(CHAT)
+        async with asyncio.timeout(30):
+            while not running.deps.intake.prompt:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_time_of_a_request_does_not_end_an_answer_that_is_there(
+    stream: bool, fake_engine: Any, proxy: Any, broker: GatedBroker
+) -> None:
+    fake_engine.replay("chat_stream_stop" if stream else "chat_stop")
+    body = {**CHAT, "stream": stream}
+    async with (
+        proxy(broker, proxy={"request_timeout_s": 1.0}) as running,
+        asking(running, CHAT_PATH, body) as (reading, task),
+    ):
+        await broker.asked.wait()
+        await asyncio.sleep(1.5)
+        broker.may_store.set()
+        async with asyncio.timeout(30):
+            await task
+        (capture,) = await running.captures()
+    assert reading.data.endswith(b"data: [DONE]\n\n" if stream else b"}")
+    assert (capture.status, capture.http_status) == ("complete", 200)
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+async def test_what_comes_behind_the_end_changes_nothing(
+    prompt: bool, fake_engine: Any, proxy: Any, broker: GatedBroker, wire: Any
+) -> None:
+    """The engine's connection breaks right behind `[DONE]`; the answer can be referred to all the same."""
+    broker.may_store.set()
+    events = wire("vllm", "chat_stream_stop")["body"].encode()
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(events)
+        await asyncio.sleep(0.2)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    fake_engine.reply = reply
+    async with proxy(broker) as running:
+        running.deps.intake.receipts.prompt = prompt
+        async with asking(running, RESPONSES, {"model": "m", "input": "x", "stream": True}) as (reading, task):
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                await task
+        (capture,) = await running.captures()
+        assert (capture.status, capture.problem) == ("complete", None)
+        assert b"event: response.completed" in reading.data
+        fake_engine.replay("chat_stop")
+        asked = {"model": "m", "input": "and?", "previous_response_id": capture.response_id}
+        assert (await running.post(RESPONSES, asked))[0] == 200
+
+
+async def test_only_the_last_event_itself_ends_an_engines_own_answer(
+    fake_engine: Any, proxy: Any, broker: GatedBroker
+) -> None:
+    """A tool's input may look like one."""
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        event = {"type": "content_block_start", "content_block": {"input": {"type": "message_stop"}}}
+        await response.write(b"event: content_block_start\ndata: %b\n\n" % json.dumps(event).encode())
+        await asyncio.sleep(0.2)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    fake_engine.own = reply
+    broker.may_store.set()
+    async with proxy(broker) as running, asking(running, ANTHROPIC, UNTRANSLATED[ANTHROPIC]) as (_, task):
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await task
+        (capture,) = await running.captures()
+    assert capture.status == "aborted"

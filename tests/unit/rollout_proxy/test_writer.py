@@ -395,3 +395,33 @@ async def test_the_configured_bound_is_kept(proxy: Any, fake_engine: Any) -> Non
                 await asyncio.sleep(0.01)
         assert (await broker.funnel()).drops == {("capture", "backpressure"): 1}
     await broker.close()
+
+
+async def test_weights_that_never_rest_send_captures_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is stamped in vain; that takes no longer than any other way of not reaching Redis."""
+    monkeypatch.setattr(writer_module, "CALL_S", 0.3)
+    broker = AwayBroker()
+    await broker.ensure_groups()
+    append, version = broker.append_many, [0]
+
+    async def append_late(*words: Any, **more: Any) -> Any:
+        version[0] += 1
+        await asyncio.sleep(0.01)
+        await broker.set_weights(WeightsState(version[0], None))
+        return await append(*words, **more)
+
+    monkeypatch.setattr(broker, "append_many", append_late)
+    writer, metrics, _ = make_writer(broker, tmp_path)
+    running = asyncio.create_task(writer.run())
+    await writer.put(make_parcel("a"))
+    async with asyncio.timeout(30):
+        while metrics.registry.get_sample_value("hintloop_proxy_spooled_total") != 1:
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(broker, "append_many", append)
+    async with asyncio.timeout(30):
+        while not (entries := await broker.read(CAPTURES, "test", 10, None)):
+            await asyncio.sleep(0.01)
+    assert entries[0].message.version_newest == (await broker.weights()).current
+    writer.close()
+    await running
+    await broker.close()

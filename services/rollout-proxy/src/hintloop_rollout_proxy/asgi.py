@@ -146,22 +146,27 @@ class AnswerWatch:
 
     # One of these is made for every request, and most end within milliseconds: `asyncio.timeout` and a task that
     # listens would cost more than all that is done for some of them.
-    __slots__ = ("_cancelled_before", "_cause", "_limit_s", "_listener", "_loop", "_receive", "_task", "_timer")
+    __slots__ = ("_cancelled_before", "_cause", "_deadline", "_listener", "_loop", "_receive", "_task", "_timer")
 
     def __init__(self, receive: Receive, limit_s: float) -> None:
         """Watch ``receive``, whose body has been read."""
-        self._receive, self._limit_s = receive, limit_s
+        self._receive = receive
         self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + limit_s
         self._task = asyncio.current_task(self._loop)
         self._cancelled_before = 0 if self._task is None else self._task.cancelling()
         self._cause: Exception | None = None
         self._listener: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> AnswerWatch:
         """Start watching on behalf of the current task."""
-        soon = self._limit_s > WATCH_AFTER_S
-        self._timer = self._loop.call_later(min(WATCH_AFTER_S, self._limit_s), self._start if soon else self._expire)
+        self._timer = self._loop.call_at(min(self._deadline, self._loop.time() + WATCH_AFTER_S), self._start)
+        return self
+
+    def allow(self, seconds: float) -> None:
+        """Leave the block at least these seconds from now."""
+        self._deadline = max(self._deadline, self._loop.time() + seconds)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Stop watching. A cancellation that comes from elsewhere stays one."""
@@ -181,8 +186,9 @@ class AnswerWatch:
             del cause, error, trace, task
 
     def _start(self) -> None:
-        self._timer = self._loop.call_later(self._limit_s - WATCH_AFTER_S, self._expire)
-        self._listener = self._loop.create_task(self._listen())
+        self._expire()
+        if self._cause is None:
+            self._listener = self._loop.create_task(self._listen())
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -190,7 +196,10 @@ class AnswerWatch:
         self._end(ClientGoneError("the client closed the connection"))
 
     def _expire(self) -> None:
-        self._end(TimeoutError())
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._expire)
+        else:
+            self._end(TimeoutError())
 
     def _end(self, cause: Exception) -> None:
         if self._task is not None and self._cause is None:

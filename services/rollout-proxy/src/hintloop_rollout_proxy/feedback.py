@@ -144,8 +144,10 @@ class FeedbackHandler:
             start_ms=now_ms,
             end_ms=now_ms,
         )
-        parcel = Parcel(capture, headers.get(b"traceparent", b"").decode("latin-1"))
-        await (self._intake.store([parcel]) if self._intake.prompt else self._intake.put(parcel))
+        parcels = [Parcel(capture, headers.get(b"traceparent", b"").decode("latin-1"))]
+        await self._intake.store(parcels)
+        for parcel in parcels:
+            await self._intake.put(parcel)
         self._metrics.feedback.labels("none" if feedback.score is None else str(feedback.score)).inc()
         attached = {"response_id": feedback.response_id, "turn_id": turn_id, "session_id": feedback.session_id}
         answer = {"id": own_id, "object": "feedback", "attached_to": attached}

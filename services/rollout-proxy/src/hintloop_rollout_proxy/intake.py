@@ -5,10 +5,11 @@ Scrubbing, where it is on, happens here: what lies behind, Redis and disk, never
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Protocol
 
+from hintloop_rollout_proxy import receipts
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.parcels import Parcel
 from hintloop_rollout_proxy.receipts import Receipts
@@ -33,10 +34,10 @@ class Sink(Protocol):
 class Intake:
     """The one way in for captures."""
 
-    def __init__(self, sink: Sink, receipts: Receipts, metrics: ProxyMetrics) -> None:
-        """Hand parcels on to ``sink``, which gives ``receipts``."""
+    def __init__(self, sink: Sink, given: Receipts, metrics: ProxyMetrics) -> None:
+        """Hand parcels on to ``sink``; whatever lies behind it gives receipts by ``given``."""
         self._sink = sink
-        self._receipts = receipts
+        self.receipts = given
         self._metrics = metrics
         self._turns: OrderedDict[tuple[str, str], str] = OrderedDict()
 
@@ -47,22 +48,36 @@ class Intake:
             self._turns[capture.tenant, capture.response_id] = capture.turn_id
             if len(self._turns) > REMEMBERED:
                 self._turns.popitem(last=False)
+        self.receipts.put(capture.turn_id)
         await self._sink.put(parcel)
 
-    async def store(self, parcels: Sequence[Parcel]) -> None:
-        """Take what belongs to one answer and wait until it is stored, for a moment."""
-        turn_ids = [parcel.capture.turn_id for parcel in parcels]
-        for turn_id in turn_ids:
-            self._receipts.expect(turn_id)
-        for parcel in parcels:
-            await self.put(parcel)
-        if not await self._receipts.wait(turn_ids):
+    async def store(self, parcels: list[Parcel]) -> None:
+        """Take what belongs to one answer out of ``parcels`` and wait until it is stored: for ``WAIT_S`` in all, and
+        not at all where that is of no use. What was not taken is left in ``parcels``."""
+        if not self.prompt:
             self._metrics.early_ends.inc()
+            return
+        expected: list[tuple[str, asyncio.Future[None]]] = []
+        try:
+            async with asyncio.timeout(receipts.WAIT_S):
+                while parcels:
+                    turn_id = parcels[0].capture.turn_id
+                    expected.append((turn_id, self.receipts.expect(turn_id)))
+                    await self.put(parcels[0])
+                    del parcels[0]
+                for _, receipt in expected:
+                    await receipt
+        except TimeoutError:
+            self.receipts.prompt = False
+            self._metrics.early_ends.inc()
+        finally:
+            for turn_id, receipt in expected:
+                self.receipts.discard(turn_id, receipt)
 
     @property
     def prompt(self) -> bool:
-        """Whether :meth:`store` is worth its time: what is put now is likely to be stored at once."""
-        return self._receipts.prompt and not self._sink.full
+        """Whether waiting is of use: what is put now is likely to be stored at once."""
+        return self.receipts.prompt and not self._sink.full
 
     def turn_of(self, tenant: str, response_id: str) -> str | None:
         """The turn of an answer that this process gave lately to ``tenant``."""

@@ -1,59 +1,60 @@
 """Lets the end of an answer wait until its capture is stored: what an agent saw end, a crash does not lose.
 
-Owns who waits and for how long. Whether waiting is of use is told by who stores: while Redis or the disk takes its
-time, no agent is held up by it.
+Owns who waits and for how long, and whether waiting is of use: while captures take longer than that, for whatever
+reason, no agent is held up by it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import time
+from collections.abc import Iterable
 
 #: Seconds that the end of an answer waits at most.
 WAIT_S = 1.0
 
 
 class Receipts:
-    """One receipt a capture, given by whoever stored it, or knows that it cannot be."""
+    """A receipt a capture, given by whoever stored it, or knows that it cannot be."""
 
     def __init__(self) -> None:
-        """Expect none yet."""
+        """Nothing is on its way."""
         self.prompt = True
-        """Whether captures are stored within ``WAIT_S``, as far as is known."""
-        self._open: dict[str, asyncio.Future[None]] = {}
+        """Whether waiting is of use: the last captures were stored within ``WAIT_S`` of having been put, and nothing
+        happened since that says otherwise."""
+        self._put_at: dict[str, float] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
         """Receipts that are waited for."""
-        return len(self._open)
+        return sum(map(len, self._waiting.values()))
 
-    def expect(self, turn_id: str) -> None:
-        """A capture is about to be handed over, and :meth:`wait` follows."""
-        self._open[turn_id] = asyncio.get_running_loop().create_future()
+    def put(self, turn_id: str) -> None:
+        """A capture is on its way from now on."""
+        self._put_at.setdefault(turn_id, time.monotonic())
 
-    def give(self, turn_id: str) -> None:
-        """A capture is stored, or lost for a reason that was told; whoever waits for it goes on."""
-        receipt = self._open.pop(turn_id, None)
-        if receipt is not None and not receipt.done():
-            receipt.set_result(None)
+    def expect(self, turn_id: str) -> asyncio.Future[None]:
+        """What is done once the capture is stored or known to be lost. To be discarded by whoever asked for it."""
+        receipt = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(turn_id, []).append(receipt)
+        return receipt
 
-    async def wait(self, turn_ids: Collection[str]) -> bool:
-        """Wait for the receipts of expected captures; false when they did not all come within ``WAIT_S``: then none
-        is worth waiting for until ``prompt`` is set again."""
-        late: list[str] = []
-        timer = asyncio.get_running_loop().call_later(WAIT_S, self._give_up, turn_ids, late)
-        try:
-            for turn_id in turn_ids:
-                receipt = self._open.get(turn_id)
-                if receipt is not None:
-                    await receipt
-        finally:
-            timer.cancel()
-            for turn_id in turn_ids:
-                self._open.pop(turn_id, None)
-        return not late
+    def discard(self, turn_id: str, receipt: asyncio.Future[None]) -> None:
+        """Nobody waits for this one any more."""
+        waiting = self._waiting.get(turn_id)
+        if waiting is not None and receipt in waiting:
+            waiting.remove(receipt)
+            if not waiting:
+                del self._waiting[turn_id]
 
-    def _give_up(self, turn_ids: Collection[str], late: list[str]) -> None:
-        self.prompt = False
-        late.extend(turn_ids)
+    def give(self, turn_ids: Iterable[str]) -> None:
+        """These captures are stored, or lost for a reason that was told; whoever waits for them goes on."""
+        now, oldest = time.monotonic(), None
         for turn_id in turn_ids:
-            self.give(turn_id)
+            put_at = self._put_at.pop(turn_id, now)
+            oldest = put_at if oldest is None else min(oldest, put_at)
+            for receipt in self._waiting.pop(turn_id, ()):
+                if not receipt.done():
+                    receipt.set_result(None)
+        if oldest is not None:
+            self.prompt = now - oldest < WAIT_S

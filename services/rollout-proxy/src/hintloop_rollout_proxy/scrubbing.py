@@ -168,7 +168,7 @@ class ScrubbingStage:
             self._metrics.lost.labels("unscrubbable").inc()
             log.error("capture lost: it cannot be scrubbed", turn_id=turn_id, error=type(error).__name__)
             self._flight.end(turn_id)
-            self._receipts.give(turn_id)
+            self._receipts.give([turn_id])
             return
         if capture is not parcel.capture:
             self._metrics.scrubbed.inc()

@@ -40,10 +40,11 @@ from hintloop_rollout_proxy.errors import (
 )
 from hintloop_rollout_proxy.events import EventRelay, TranslatingRelay
 from hintloop_rollout_proxy.gate import Client
+from hintloop_rollout_proxy.job import Job
 from hintloop_rollout_proxy.kept_headers import identity_headers
 from hintloop_rollout_proxy.parcels import Parcel
+from hintloop_rollout_proxy.receipts import WAIT_S
 from hintloop_rollout_proxy.request import Reading, fill_defaults, read_request, session_key
-from hintloop_rollout_proxy.timing import Timing
 from hintloop_rollout_proxy.upstream import Engine, EngineAnswer, answer_headers, request_headers
 
 CHAT_PATH = "/v1/chat/completions"
@@ -58,23 +59,6 @@ RETRY_S = 0.25
 FAREWELL_S = 5.0
 
 log = structlog.get_logger()
-
-
-class Job(msgspec.Struct):
-    """One request while it is served. ``path`` is asked at the engine; ``question`` says what."""
-
-    exchange: Exchange
-    public_path: str
-    path: str
-    question: Question
-    raw_headers: RawHeaders
-    send: Send
-    timing: Timing
-    translation: Translation | None = None
-    started: bool = False
-    concluded: bool = False
-    captured: bool = False
-    relay: EventRelay | None = None
 
 
 class Handler:
@@ -106,9 +90,8 @@ class Handler:
         try:
             await self._watched(job, receive)
         finally:
-            if not job.captured:
-                for parcel in self._parcels(job):
-                    await deps.intake.put(parcel)
+            for parcel in self._parcels(job) if job.parcels is None else job.parcels:
+                await deps.intake.put(parcel)
         await self._finish(job, client)
         return exchange.http_status
 
@@ -180,24 +163,27 @@ class Handler:
         return read_request(api, fields)
 
     async def _watched(self, job: Job, receive: Receive) -> None:
-        exchange = job.exchange
         try:
-            with AnswerWatch(receive, self._limit_s):
+            with AnswerWatch(receive, self._limit_s) as job.watch:
                 await self._answer(job)
+                if job.whole is not None:
+                    await self._give_whole(job, *job.whole)
         except ClientGoneError:
-            exchange.leave()
+            job.exchange.leave()
         except asyncio.CancelledError:
-            exchange.abort("the proxy shut down")
+            job.abort("the proxy shut down")
             raise
         except TimeoutError:
-            exchange.abort(f"no whole answer within {self._limit_s:g} s")
-            await self._refuse(job, EngineTimeoutError(exchange.detail))
+            await self._break_off(job, EngineTimeoutError(f"no whole answer within {self._limit_s:g} s"))
         except EngineUnreachableError as error:
-            exchange.refuse(error.status, str(error))
+            job.exchange.refuse(error.status, str(error))
             await self._refuse(job, error)
         except aiohttp.ClientError as error:
-            exchange.abort(f"the engine's answer broke off: {said(error)}")
-            await self._refuse(job, EngineUnreachableError(exchange.detail))
+            await self._break_off(job, EngineUnreachableError(f"the engine's answer broke off: {said(error)}"))
+
+    async def _break_off(self, job: Job, error: RefusedError) -> None:
+        job.abort(str(error))
+        await self._refuse(job, error)
 
     async def _refuse(self, job: Job, error: RefusedError) -> None:
         """Tell the client. Where an answer began, leaving it unfinished is what tells, unless its API has words."""
@@ -286,6 +272,7 @@ class Handler:
         await send_whole(job.send, status, headers, data)
 
     async def _relay(self, job: Job, response: EngineAnswer, reader: Reader, model: str | None) -> None:
+        """Relay a stream or an error. An answer in one piece is given once the engine's connection is free again."""
         if response.status >= 400:
             await self._give_error(job, model, response.status, answer_headers(response), await response.read())
         elif response.header(b"content-type").startswith(b"text/event-stream"):
@@ -298,10 +285,13 @@ class Handler:
                 raise aiohttp.ClientPayloadError("it is no JSON, and holds what only the proxy asked for")
             if job.translation is not None:
                 seen = job.translation.body(seen)
-            await self._conclude(job)
-            job.started = True
-            self._first_byte(job)
-            await send_whole(job.send, response.status, answer_headers(response), seen)
+            job.whole = response.status, answer_headers(response), seen
+
+    async def _give_whole(self, job: Job, status: int, headers: RawHeaders, body: bytes) -> None:
+        await self._conclude(job)
+        job.started = True
+        self._first_byte(job)
+        await send_whole(job.send, status, headers, body)
 
     async def _relay_stream(self, job: Job, response: EngineAnswer, reader: Reader) -> None:
         relay = EventRelay(reader) if job.translation is None else TranslatingRelay(reader, job.translation)
@@ -348,13 +338,11 @@ class Handler:
             return
         job.concluded = True
         job.exchange.conclude()
-        if job.exchange.status != "complete":
-            return
-        if self._deps.intake.prompt:
-            job.captured = True
-            await self._deps.intake.store(self._parcels(job))
-        else:
-            self._deps.metrics.early_ends.inc()
+        if job.exchange.status == "complete" and job.watch is not None:
+            # The answer is there: to store and to send it is no longer the engine's time.
+            job.watch.allow(WAIT_S + FAREWELL_S)
+            job.parcels = self._parcels(job)
+            await self._deps.intake.store(job.parcels)
 
     def _first_byte(self, job: Job) -> None:
         job.timing.answer(self._deps.metrics, self._deps.versions)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 import structlog
-from hintloop_contract.broker import Appended, Broker, WeightsState
+from hintloop_contract.broker import Appended, Broker
 from hintloop_contract.codec import PackedMessage
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.messages import Drop, DropReason, Stage
@@ -144,17 +144,16 @@ class CaptureWriter:
             if self._away:
                 await self._keep()
                 continue
-            began = time.monotonic()
             try:
                 # Of a Redis that is tried again, nothing is known before it answered.
                 self._receipts.prompt = self._receipts.prompt and not self._redis_failed
                 await self._write()
                 self._redis_failed = False
-                # What is replayed goes first.
-                self._receipts.prompt = not self._replayable and time.monotonic() - began < WAIT_S
             except (DependencyError, TimeoutError) as error:
                 self._redis_at = time.monotonic() + (DRAIN_S if self._closing else RETRY_S)
-                self._redis_failed = self._receipts.prompt = True
+                self._redis_failed = True
+                # Now the disk takes them, if it is there.
+                self._receipts.prompt = time.monotonic() >= self._disk_at
                 if self._queue:
                     log.warning("captures wait on disk", error=str(error) or "timed out", num=len(self._queue))
         await self._close_spool()
@@ -215,6 +214,7 @@ class CaptureWriter:
         if self._replayable:
             await self._write_spooled()
             if self._replayable:
+                self._receipts.prompt = False
                 if self._crowded:
                     await self._keep()
                 return
@@ -234,8 +234,10 @@ class CaptureWriter:
             self._replay_at = time.monotonic() + SPOOL_RETRY_S
             return
         if batch:
+            began = time.monotonic()
             await self._append(batch)
             self._replay.settle()
+            self._receipts.prompt = time.monotonic() - began < WAIT_S
         self._show_spool()
 
     def _peek(self) -> list[Parcel]:
@@ -251,19 +253,14 @@ class CaptureWriter:
     def _remove(self, count: int) -> list[Parcel]:
         removed = [self._queue.popleft() for _ in range(count)]
         self._queue_bytes -= sum(map(weight_of, removed))
-        for parcel in removed:
-            self._receipts.give(parcel.capture.turn_id)
+        self._receipts.give(parcel.capture.turn_id for parcel in removed)
         self._room.set()
         return removed
 
     async def _append(self, batch: Sequence[Parcel]) -> None:
         """Append in order, stamped with the newest version that may have been in force when they ended: Redis takes
         them only while that is the one they say."""
-        state = self._versions.state
-        packed, failed = pack_all(batch, newest_of(state))
-        while (results := await self._answered(self._append_under(packed, state))) is None:
-            state = await self._answered(self._versions.read())
-            packed, failed = pack_all(batch, newest_of(state))
+        packed, failed, results = await self._answered(self._append_stamped(batch))
         for parcel, error in failed:
             self._lose(parcel.capture.turn_id, error)
         full = [message for message, result in zip(packed, results, strict=True) if result is Appended.FULL]
@@ -272,8 +269,17 @@ class CaptureWriter:
         for parcel in batch:
             self._flight.end(parcel.capture.turn_id)
 
-    def _append_under(self, packed: Sequence[PackedMessage], state: WeightsState) -> Awaitable[list[Appended] | None]:
-        return self._broker.append_many(CAPTURES, packed, bound=self._max_captures, under=state)
+    async def _append_stamped(
+        self, batch: Sequence[Parcel]
+    ) -> tuple[list[PackedMessage], list[tuple[Parcel, Exception]], list[Appended]]:
+        """What was packed, what could not be, and what became of each message."""
+        state = self._versions.state
+        while True:
+            packed, failed = pack_all(batch, newest_of(state))
+            results = await self._broker.append_many(CAPTURES, packed, bound=self._max_captures, under=state)
+            if results is not None:
+                return packed, failed, results
+            state = await self._versions.read()
 
     async def _answered(self, call: Awaitable[T]) -> T:
         """The answer of Redis; raises ``TimeoutError`` when it takes so long that agents' captures would pile up."""
@@ -312,7 +318,7 @@ class CaptureWriter:
         """Write what waits to disk. While the disk is away too it waits in memory, or is lost at the exit."""
         if not self._queue or (time.monotonic() < self._disk_at and not self._closing):
             return
-        num_waiting, began = len(self._queue), time.monotonic()
+        num_waiting = len(self._queue)
         records = self._encode(list(self._queue))
         try:
             taken = await asyncio.to_thread(self._spool.append, [record for _, record in records])
@@ -325,7 +331,6 @@ class CaptureWriter:
                 self._lose_all([parcel for parcel, _ in records], "spool_away")
             return
         self._remove(num_waiting)
-        self._receipts.prompt = time.monotonic() - began < WAIT_S
         self._metrics.spooled.inc(taken)
         self._show_spool()
         self._lose_all([parcel for parcel, _ in records[taken:]], "spool_full")
@@ -347,4 +352,4 @@ class CaptureWriter:
         log.error("captures lost; raise proxy.spool_max_bytes or mend its disk", num=len(parcels), cause=cause)
         for parcel in parcels:
             self._flight.end(parcel.capture.turn_id)
-            self._receipts.give(parcel.capture.turn_id)
+        self._receipts.give(parcel.capture.turn_id for parcel in parcels)

@@ -18,13 +18,14 @@ class NativeReply(msgspec.Struct):
     """An answer or an event of the Responses or Messages API, as far as it is read."""
 
     id: str | None = None
+    type: str | None = None
     response: Named | None = None
     message: Named | None = None
 
 
-#: How the last event of a stream names itself.
+#: Types of a stream's last event.
 LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
-_LAST = tuple(b'"type":%b"%b"' % (space, name.encode()) for name in LAST_EVENTS for space in (b"", b" "))
+_LAST = tuple(f'"{name}"'.encode() for name in LAST_EVENTS)
 _decoder = msgspec.json.Decoder(NativeReply)
 
 
@@ -41,10 +42,8 @@ class NativeReader:
 
     def event(self, data: bytes) -> bytes | None:
         """Let one event pass; see ``Reader.event``."""
-        if self.answer.response_id is None:
-            self._take_id(data)
-        if any(last in data for last in _LAST):
-            self.answer.finished = True
+        if self.answer.response_id is None or any(last in data for last in _LAST):
+            self._read(data)
         return data if self._old is None or self._old not in data else data.replace(self._old, self._new)
 
     def body(self, data: bytes) -> bytes:
@@ -60,10 +59,13 @@ class NativeReader:
         """These APIs end their streams each in its own way."""
         self.answer.finished = True
 
-    def _take_id(self, data: bytes) -> None:
+    def _read(self, data: bytes) -> None:
         try:
             reply = _decoder.decode(data)
         except msgspec.DecodeError:
             return
-        holder = reply.response or reply.message
-        self.answer.response_id = reply.id if holder is None else holder.id
+        if self.answer.response_id is None:
+            holder = reply.response or reply.message
+            self.answer.response_id = reply.id if holder is None else holder.id
+        if reply.type in LAST_EVENTS:
+            self.answer.finished = True
