@@ -20,9 +20,9 @@ from tests.compose.traffic import EXCHANGES, Traffic
 
 pytestmark = pytest.mark.timeout(400)
 
-#: What may end otherwise than by being trained, and rightly: a session's last exchange has no next state, a trainer that
-#: is killed over a release leaves answers by weights that nobody has, and an answer that was stored as its proxy was
-#: killed is asked for again.
+#: What may end otherwise than by being trained, and rightly: a session's last exchange has no next state, a trainer
+#: that is killed over a release leaves answers by weights that nobody has, and an answer that was stored as its proxy
+#: was killed is asked for again.
 RIGHT_ENDS = {"no_next_state", "orphan_version", "retry"}
 TRAINING = tomllib.loads((Path(__file__).parent / "config" / "config.toml").read_text())["training"]
 JUDGE_ADDRESSES = """
