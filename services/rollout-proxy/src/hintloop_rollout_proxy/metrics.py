@@ -72,7 +72,7 @@ class ProxyMetrics:
         )
         self.early_ends = Counter(
             "hintloop_proxy_early_ends",
-            "Answers whose end was given before their captures were stored: a crash just then loses them.",
+            "Answers that ended, and feedback that was accepted, before it was stored: a crash just then loses it.",
             registry=registry,
         )
         self.queue = Gauge("hintloop_proxy_queue", "Captures waiting to be written.", registry=registry)
