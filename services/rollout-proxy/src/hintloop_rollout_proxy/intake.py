@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol
 
 from hintloop_rollout_proxy import receipts
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 from hintloop_rollout_proxy.parcels import Parcel
-from hintloop_rollout_proxy.receipts import Receipts
+from hintloop_rollout_proxy.receipts import Receipt, Receipts
 
 #: Answers whose turn is remembered, so that feedback can be told what it was attached to.
 REMEMBERED = 10_000
@@ -53,26 +54,29 @@ class Intake:
 
     async def store(self, parcels: list[Parcel]) -> None:
         """Take what belongs to one answer out of ``parcels`` and wait until it is stored: for ``WAIT_S`` in all, and
-        not at all where that is of no use. What was not taken is left in ``parcels``."""
+        not at all where that is of no use. What there is no room for is left in ``parcels``."""
         if not self.prompt:
             self._metrics.early_ends.inc()
             return
-        expected: list[tuple[str, asyncio.Future[None]]] = []
+        expected: list[tuple[str, Receipt]] = []
+        timer = asyncio.get_running_loop().call_later(receipts.WAIT_S, give_up, expected)
+        in_time = True
         try:
-            async with asyncio.timeout(receipts.WAIT_S):
-                while parcels:
-                    turn_id = parcels[0].capture.turn_id
-                    expected.append((turn_id, self.receipts.expect(turn_id)))
-                    await self.put(parcels[0])
-                    del parcels[0]
-                for _, receipt in expected:
-                    await receipt
-        except TimeoutError:
-            self.receipts.prompt = False
-            self._metrics.early_ends.inc()
+            while parcels and not self._sink.full:
+                turn_id = parcels[0].capture.turn_id
+                expected.append((turn_id, self.receipts.expect(turn_id)))
+                await self.put(parcels[0])
+                del parcels[0]
+            for _, receipt in expected:
+                in_time = await receipt and in_time
         finally:
+            timer.cancel()
             for turn_id, receipt in expected:
                 self.receipts.discard(turn_id, receipt)
+        if not in_time:
+            self.receipts.prompt = False
+        if parcels or not in_time:
+            self._metrics.early_ends.inc()
 
     @property
     def prompt(self) -> bool:
@@ -82,3 +86,10 @@ class Intake:
     def turn_of(self, tenant: str, response_id: str) -> str | None:
         """The turn of an answer that this process gave lately to ``tenant``."""
         return self._turns.get((tenant, response_id))
+
+
+def give_up(expected: Sequence[tuple[str, Receipt]]) -> None:
+    """Whoever waits for these goes on, though they are not stored."""
+    for _, receipt in expected:
+        if not receipt.done():
+            receipt.set_result(False)

@@ -10,6 +10,9 @@ import asyncio
 import time
 from collections.abc import Iterable
 
+Receipt = asyncio.Future[bool]
+"""False when it was not waited for any longer."""
+
 #: Seconds that the end of an answer waits at most.
 WAIT_S = 1.0
 
@@ -23,7 +26,7 @@ class Receipts:
         """Whether waiting is of use: the last captures were stored within ``WAIT_S`` of having been put, and nothing
         happened since that says otherwise."""
         self._put_at: dict[str, float] = {}
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, list[Receipt]] = {}
 
     def __len__(self) -> int:
         """Receipts that are waited for."""
@@ -33,13 +36,13 @@ class Receipts:
         """A capture is on its way from now on."""
         self._put_at.setdefault(turn_id, time.monotonic())
 
-    def expect(self, turn_id: str) -> asyncio.Future[None]:
+    def expect(self, turn_id: str) -> Receipt:
         """What is done once the capture is stored or known to be lost. To be discarded by whoever asked for it."""
-        receipt = asyncio.get_running_loop().create_future()
+        receipt: Receipt = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(turn_id, []).append(receipt)
         return receipt
 
-    def discard(self, turn_id: str, receipt: asyncio.Future[None]) -> None:
+    def discard(self, turn_id: str, receipt: Receipt) -> None:
         """Nobody waits for this one any more."""
         waiting = self._waiting.get(turn_id)
         if waiting is not None and receipt in waiting:
@@ -55,6 +58,6 @@ class Receipts:
             oldest = put_at if oldest is None else min(oldest, put_at)
             for receipt in self._waiting.pop(turn_id, ()):
                 if not receipt.done():
-                    receipt.set_result(None)
+                    receipt.set_result(True)
         if oldest is not None:
             self.prompt = now - oldest < WAIT_S
