@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections import Counter
@@ -13,6 +14,7 @@ from tests.compose.stack import Stack
 from tests.scripted.scoring_engine import SIZE
 from tests.scripted.student import save_student
 
+MARK = re.compile(r"\[s\d+\.\d+\]")
 #: Runs in a container, which knows the configuration and the password.
 READING = """
 import asyncio, json
@@ -71,7 +73,7 @@ class Account:
 def take_account(stack: Stack) -> Account:
     """How things stand."""
     found = stack.python("judge", READING)
-    marks = {turn: [re.findall(r"\[s\d+\.\d+\]", text)[-1] for text in asked] for turn, asked in found["turns"].items()}
+    marks = {turn: [MARK.findall(text)[-1] for text in asked] for turn, asked in found["turns"].items()}
     state = newest_checkpoint(stack.volume("trainer") / "checkpoints")
     return Account(
         marks=marks,
@@ -81,6 +83,17 @@ def take_account(stack: Stack) -> Account:
         trained=state.get("trained_turn_ids", []),
         num_trained=state.get("num_trained", 0),
     )
+
+
+def captures_of(stack: Stack, marks: set[str]) -> dict[str, list[str]]:
+    """What the linker was given of these exchanges: turn, status, and when each ended."""
+    found: dict[str, list[str]] = {mark: [] for mark in marks}
+    for line in (stack.volume("spool") / "captures.log").read_text().splitlines():
+        capture = json.loads(line)
+        asked = json.loads(base64.b64decode(capture["request"])).get("messages") or [{"content": ""}]
+        for mark in marks.intersection(MARK.findall(asked[-1]["content"])[-1:]):
+            found[mark].append(f"{capture['turn_id']} {capture['status']} ended {capture['end_ms']}")
+    return found
 
 
 def newest_checkpoint(folder: Path) -> dict[str, Any]:

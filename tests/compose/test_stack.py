@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.compose.account import Account, take_account
+from tests.compose.account import Account, captures_of, take_account
 from tests.compose.stack import PROJECT, Stack, eventually, run
 from tests.compose.traffic import EXCHANGES, Traffic
 
@@ -203,9 +203,9 @@ def test_nothing_was_lost_and_nothing_doubled(up: Stack, traffic: Traffic) -> No
     # and never seen.
     last = len(traffic.answered - traffic.followed) + traffic.cut
     eventually(
-        lambda: unlinked(take_account(up), traffic.followed),
-        lambda left: left == set(),
-        "exchanges without a turn",
+        lambda: captures_of(up, unlinked(take_account(up), traffic.followed)),
+        lambda left: left == {},
+        "exchanges without a turn, and their captures",
         150,
     )
     account = eventually(lambda: take_account(up), lambda found: settled(found, last), "turns under way", 150)
