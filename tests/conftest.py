@@ -80,10 +80,14 @@ class RedisServer:
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
+                    probe.sendall(b"PING\r\n")
+                    # While it reads its data, it listens and answers with an error.
+                    if probe.recv(64).startswith(b"+PONG"):
+                        return
             except OSError:
-                time.sleep(0.05)
+                pass
+            time.sleep(0.05)
         pytest.fail(f"redis-server did not start:\n{(self._folder / 'redis.log').read_text()}", pytrace=False)
 
     def pause(self) -> None:
