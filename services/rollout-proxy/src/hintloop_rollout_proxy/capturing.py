@@ -127,7 +127,7 @@ def captures_of(exchange: Exchange, end_ms: int) -> list[Capture]:
     ]
 
 
-def captures_of_any(exchange: Exchange, end_ms: int) -> list[Capture]:
+def captures_or_request(exchange: Exchange, end_ms: int) -> list[Capture]:
     """The captures; of an answer that cannot be packed only the request, which may be another's next state."""
     try:
         return captures_of(exchange, end_ms)

@@ -27,7 +27,7 @@ from hintloop_rollout_proxy.asgi import (
     send_whole,
 )
 from hintloop_rollout_proxy.asking import REJECTED, Ask, Question, ways_of
-from hintloop_rollout_proxy.capturing import Exchange, captures_of_any
+from hintloop_rollout_proxy.capturing import Exchange, captures_or_request
 from hintloop_rollout_proxy.deps import ProxyDeps
 from hintloop_rollout_proxy.engines.dialect import CHAT, COMPLETIONS, GENERATE, Fields, Reader
 from hintloop_rollout_proxy.engines.hiding import rename_in_error
@@ -333,12 +333,13 @@ class Handler:
 
     async def _conclude(self, job: Job) -> None:
         """The engine's answer ended. What an agent is about to see end is stored first, so that a crash does not lose
-        what it goes on from; while nothing is stored at once, the agent does not wait."""
+        what it goes on from; while that takes too long, the agent does not wait."""
         if job.concluded:
             return
         job.concluded = True
         job.exchange.conclude()
-        if job.exchange.status == "complete" and job.watch is not None:
+        if job.exchange.status == "complete":
+            assert job.watch is not None
             # The answer is there: to store and to send it is no longer the engine's time.
             job.watch.allow(WAIT_S + FAREWELL_S)
             job.parcels = self._parcels(job)
@@ -351,7 +352,7 @@ class Handler:
         """The captures of a request that was served."""
         deps, exchange = self._deps, job.exchange
         try:
-            captures = captures_of_any(exchange, deps.clock.now_ms())
+            captures = captures_or_request(exchange, deps.clock.now_ms())
         except Exception as error:  # noqa: BLE001 - one request, whatever is wrong with it
             deps.metrics.lost.labels("unreadable").inc()
             log.error("capture lost", turn_id=exchange.turn_id, error=said(error))

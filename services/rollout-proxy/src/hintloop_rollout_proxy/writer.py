@@ -203,6 +203,7 @@ class CaptureWriter:
             await self._gather()
 
     async def _gather(self) -> None:
+        """Until no capture came for some rounds of the event loop."""
         known, quiet, end = 0, 0, time.monotonic() + GATHER_S
         while quiet < QUIET_ROUNDS and len(self._queue) < BATCH and time.monotonic() < end:
             quiet = quiet + 1 if len(self._queue) == known else 0
