@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from hintloop_contract import scripts
 from hintloop_contract.broker import Funnel, WeightsState
-from hintloop_contract.codec import decode_payload
-from hintloop_contract.messages import TurnRecord
+from hintloop_contract.codec import decode_payload, encode_payload
+from hintloop_contract.errors import MessageError
+from hintloop_contract.messages import SettledTurn, TurnRecord
 from hintloop_contract.redis_connection import available, may_move
 from hintloop_contract.redis_control import RedisControl
 from hintloop_contract.redis_replicas import ConfirmedRedis
 from hintloop_contract.streams import Keys
 
 INFLIGHT_MAX_AGE_MS = 24 * 3600 * 1000
+
+log = structlog.get_logger()
 
 
 class RedisState(RedisControl):
@@ -125,6 +130,29 @@ class RedisState(RedisControl):
         """Become (or stay) the active linker: the fencing token, or ``None`` while another holds the lease."""
         token = int(await self._lease(keys=[self.keys.linker_lease, self.keys.fence], args=[owner, lease_ms]))
         return token or None
+
+    @available
+    async def keep_settled(self, turns: Sequence[SettledTurn], *, since_ms: int, max_entries: int) -> None:
+        """Note where settled turns stood, in order; what was noted before ``since_ms``, or is too much, goes."""
+        pipe = self.client.pipeline(transaction=False)
+        for turn in turns:
+            pipe.xadd(self.keys.settled, {"data": encode_payload(turn)})
+        pipe.xtrim(self.keys.settled, minid=max(0, since_ms))
+        pipe.xtrim(self.keys.settled, maxlen=max_entries)
+        await pipe.execute()
+
+    @available
+    async def settled(self, *, since_ms: int, max_entries: int) -> list[SettledTurn]:
+        """The newest of what :meth:`keep_settled` noted since then (Redis time), oldest first."""
+        found = await self.client.xrevrange(self.keys.settled, min=max(0, since_ms), count=max_entries)
+        turns = []
+        for _, fields in reversed(found):
+            try:
+                turns.append(decode_payload(fields.get(b"data", b""), SettledTurn))
+            except MessageError as error:
+                # Nothing is lost by it but that its session begins anew.
+                log.warning("a settled turn cannot be read", error=str(error))
+        return turns
 
     @available
     async def set_status(self, service: str, fields: dict[str, str], *, afresh: bool = False) -> None:

@@ -128,6 +128,11 @@ class Keys:
         """Integer: the newest fencing token."""
         return self.of("linker:fence")
 
+    @property
+    def settled(self) -> str:
+        """Stream of settled turns that requests may still go on from, bounded by the session timeout."""
+        return self.of("linker:settled")
+
     def status(self, service: str) -> str:
         """Hash that a service writes about itself (``trainer``: step, metrics; ``engines``: versions)."""
         return self.of(f"status:{service}")

@@ -58,4 +58,3 @@ async def test_every_main_line_answer_is_linked(
         record = await broker.get_turn(turn.turn_id)
         assert len(record.response_ids) == len(record.logprobs) == turn.num_response_tokens > 0
         assert json.loads(record.next_state)
-    await broker.close()

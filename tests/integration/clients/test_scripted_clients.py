@@ -54,7 +54,6 @@ async def test_every_answer_is_linked_to_what_followed(
         said = await run_agent(FILES.get(name, name), proxy.url, *words)
         turns = await read_turns(broker, num_answers - 1)
         records = [await broker.get_turn(turn.turn_id) for turn in turns]
-        await broker.close()
     assert said["answers"] == num_answers == len(engine.asked)
     assert len(turns) == num_answers - 1
     assert len({turn.session_id for turn in turns}) == 1

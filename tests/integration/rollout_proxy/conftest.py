@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ class ProxyProcess:
             "proxy.port": str(port),
             "proxy.spool_dir": str(folder / "spool"),
             "redis.url": redis_url,
-            "linker.lease_ms": "1000",
             "linker.settle_ms": "200",
         }
         flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -87,5 +86,14 @@ def start_proxy(tmp_path: Path) -> Iterator[Callable[..., ProxyProcess]]:
 
 
 @pytest.fixture
-def make_broker() -> Callable[[str], Any]:
-    return lambda url: RedisBroker(connect(url), "test")
+async def make_broker() -> AsyncIterator[Callable[[str], Any]]:
+    made: list[RedisBroker] = []
+
+    def make(url: str) -> RedisBroker:
+        made.append(RedisBroker(connect(url), "test"))
+        return made[-1]
+
+    yield make
+    # A test that fails leaves nothing open, for which another one would be blamed.
+    for broker in made:
+        await broker.close()

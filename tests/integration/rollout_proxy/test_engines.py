@@ -36,7 +36,6 @@ async def setup(policy: Any, redis_server: Any, start_proxy: Any, make_broker: A
     await broker.ensure_groups()
     async with openai.AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key="k", max_retries=0, timeout=300) as client:
         yield client, broker, policy
-    await broker.close()
 
 
 def told(document: dict[str, Any]) -> set[str]:
@@ -198,4 +197,3 @@ async def test_conversation_becomes_turns(policy: Any, redis_server: Any, start_
     record = await broker.get_turn(turns[0].turn_id)
     assert json.loads(record.next_state) == [{"role": "user", "content": "Shorter, please."}]
     assert len(record.response_ids) == len(record.logprobs) == turns[0].num_response_tokens
-    await broker.close()

@@ -86,4 +86,3 @@ async def test_an_answer_whose_end_was_seen_is_not_lost(
         stored |= {json.loads(entry.message.request)["messages"][0]["content"] for entry in entries}
     assert len(seen) > 10 * NUM_KILLS
     assert seen - stored == set()
-    await broker.close()

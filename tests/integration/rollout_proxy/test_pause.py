@@ -84,4 +84,3 @@ async def test_a_pause_makes_requests_wait_and_refuses_none(
     assert {capture.status for capture in captures} == {"complete"}
     # Each of them met both versions; the linker drops such turns as `mixed_version`.
     assert {(capture.version_oldest, capture.version_newest) for capture in captures} <= {(1, 2), (0, 2)}
-    await broker.close()

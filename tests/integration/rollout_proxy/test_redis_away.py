@@ -81,7 +81,6 @@ async def test_nothing_is_lost_when_redis_dies(
     assert await broker.read(CAPTURES, "test", 100, None) == []
     assert (await broker.funnel()).steps["captured"] == 60
     assert await asyncio.to_thread(proxy.stop) == 0
-    await broker.close()
 
 
 async def test_what_waits_on_disk_survives_a_restart(
@@ -101,7 +100,6 @@ async def test_what_waits_on_disk_survives_a_restart(
     assert await texts_of(broker, 10) == [f"question {number}" for number in range(10)]
     assert await asyncio.to_thread(second.stop) == 0
     assert not list((tmp_path / "spool").glob("*.spool"))
-    await broker.close()
 
 
 async def test_another_linker_takes_over_what_is_undecided(
@@ -136,7 +134,6 @@ async def test_another_linker_takes_over_what_is_undecided(
     assert json.loads(record.messages) == messages[:1]
     assert (len(record.prompt_ids), len(record.response_ids), len(record.logprobs)) == (37, 8, 8)
     assert await asyncio.to_thread(second.stop) == 0
-    await broker.close()
 
 
 async def test_no_request_stops_the_writer_or_the_linker(
@@ -170,4 +167,3 @@ async def test_no_request_stops_the_writer_or_the_linker(
     assert {state["tasks"][name] for name in ("linker", "writer")} == {"running"}
     assert (await broker.funnel()).drops == {("capture", "not_trainable"): 2}
     assert await asyncio.to_thread(proxy.stop) == 0
-    await broker.close()

@@ -117,7 +117,6 @@ async def setup(
     broker = make_broker(redis_server.url)
     await broker.ensure_groups()
     yield Setup(policy.kind, policy.base_url, proxy.url, broker)
-    await broker.close()
 
 
 def check_exact(capture: Capture, num_response: int, num_prompt: int) -> None:

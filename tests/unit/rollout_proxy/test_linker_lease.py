@@ -13,7 +13,7 @@ from hintloop_rollout_proxy import linker_task
 from hintloop_rollout_proxy.linker_task import LinkerTask
 from hintloop_rollout_proxy.metrics import ProxyMetrics
 
-from .test_linker_task import make_capture, make_config, turns_of
+from .test_linker_task import make_capture, make_config, released, turns_of
 
 
 async def expire_lease(broker: MemoryBroker) -> None:
@@ -52,6 +52,49 @@ async def test_who_lost_the_lease_hands_over_what_it_read(broker: Any) -> None:
         task._lease.renew_at = 0.0
     assert not await first._hold_lease()
     assert await turns_of(second, broker, 1) == ["a"]
+
+
+@pytest.mark.parametrize("noted_only", [False, True])
+async def test_sessions_go_on_where_another_linker_takes_over(broker: MemoryBroker, noted_only: bool) -> None:
+    """Also where the first one noted that a turn is settled, and lost its lease before it was."""
+    config = make_config(linker={"lease_ms": 600_000}, training={"max_staleness_steps": 10})
+    first, second = (LinkerTask(broker, config, ProxyMetrics()) for _ in range(2))
+    now_ms = await broker.time_ms()
+    told = ("q", "fine", "r", "fine", "s", "fine", "t")
+    captures = [
+        make_capture(f"t{i}", *told[: 2 * i + 1], start_ms=now_ms - 5000 + 1000 * i, end_ms=now_ms - 4900 + 1000 * i)
+        for i in range(4)
+    ]
+    for capture in captures[:2]:
+        await broker.append(CAPTURES, capture)
+    turns = await released(first, broker, 1)
+    if noted_only:
+        await expire_lease(broker)
+        await broker.acquire_lease("another", 1)
+        await asyncio.sleep(0.01)
+    await broker.append(CAPTURES, captures[2])
+    await first.step()
+    if not noted_only:
+        turns += await broker.read(TURNS, "test", 10, None)
+        await expire_lease(broker)
+    assert len(turns) == (1 if noted_only else 2)
+    assert [turn.turn_id for turn in await broker.settled(since_ms=0, max_entries=10)] == ["t0", "t1"]
+    await broker.append(CAPTURES, captures[3])
+    turns += await released(second, broker, 3 - len(turns))
+    assert [(turn.turn_id, turn.message.turn_index) for turn in turns] == [("t0", 0), ("t1", 1), ("t2", 2)]
+    assert len({turn.message.session_id for turn in turns}) == 1
+
+
+async def test_what_is_noted_of_settled_turns_is_bounded(broker: MemoryBroker) -> None:
+    config = make_config(training={"max_staleness_steps": 10_000}, linker={"max_requests": 100})
+    for number in range(300):
+        await broker.append(CAPTURES, make_capture(f"a{number}", f"q{number}"))
+        later = {"start_ms": 2000, "end_ms": 2100}
+        await broker.append(CAPTURES, make_capture(f"b{number}", f"q{number}", "fine", "more", **later))
+    task = LinkerTask(broker, config, ProxyMetrics())
+    assert len(await turns_of(task, broker, 300)) == 300
+    # Redis trims whole nodes of a stream: a hundred more may stay.
+    assert 100 <= await broker.client.xlen(broker.keys.settled) <= 200
 
 
 async def test_what_was_given_out_and_never_arrived_is_linked_in_its_place(

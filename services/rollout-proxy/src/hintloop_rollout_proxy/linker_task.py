@@ -20,7 +20,7 @@ from hintloop_contract.broker import Broker, Entry
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.ids import consumer_name
-from hintloop_contract.messages import Capture, DropReason, Stage
+from hintloop_contract.messages import Capture, DropReason, SettledTurn, Stage
 from hintloop_contract.messages import Drop as DropMessage
 from hintloop_contract.streams import CAPTURES, TURNS
 
@@ -60,10 +60,12 @@ class LinkerTask:
         self._consumer = consumer_name("rollout-proxy")
         self._lease_ms = config.linker.lease_ms
         self._lease: Lease | None = None
+        self._session_timeout_ms = int(config.rollout.session_timeout_sec * 1000)
         self._linker = self._make_linker()
         self._pending: dict[str, Entry[Any]] = {}
         self._held: list[tuple[int, int, int, Entry[Any]]] = []
         self._todo: deque[Decision] = deque()
+        self._to_keep: list[SettledTurn] = []
         self._calm_until = 0.0
         self._regain = False
         # Each proxy brings its spool back; until all have, what came is kept for its order.
@@ -77,7 +79,7 @@ class LinkerTask:
         return Linker(
             LinkerOptions(
                 settle_ms=self._config.linker.settle_ms,
-                session_timeout_ms=int(rollout.session_timeout_sec * 1000),
+                session_timeout_ms=self._session_timeout_ms,
                 max_turns_per_session=rollout.max_turns_per_session,
                 grace_ms=REGISTER_WITHIN_MS,
                 doubt_ms=self._config.linker.doubt_ms,
@@ -157,15 +159,14 @@ class LinkerTask:
         return held
 
     async def _rebuild(self, token: int) -> None:
-        """Read again what is pending: our own, and what earlier linkers left. What they settled is forgotten.
+        """Read again what is pending: our own, and what earlier linkers left; and what is kept of what they settled.
 
         Left is all that another holds: whoever lost the lease writes nothing any more. Were what it read last taken
         only once it is idle, what came after would be linked before it, and its own next state be forgotten.
         """
         self._linker = self._make_linker()
-        if token > 1:
-            self._linker.knows_nothing_before(await self._broker.time_ms())
         self._todo.clear()
+        self._to_keep.clear()
         self._pending = {}
         self._calm_until = time.monotonic() + CALM_S
         held = await self._reread()
@@ -175,7 +176,18 @@ class LinkerTask:
             held.extend(entries)
         self._held = []
         self._hold({entry.entry_id: entry for entry in held}.values())
+        if token > 1:
+            await self._resume()
         await self._feed(self._ready(None))
+
+    async def _resume(self) -> None:
+        """Go on with the sessions of turns that were settled. What is pending is not, whoever noted that it is."""
+        now_ms = await self._broker.time_ms()
+        self._linker.knows_nothing_before(now_ms)
+        turns = await self._broker.settled(
+            since_ms=now_ms - self._session_timeout_ms, max_entries=self._config.linker.max_requests
+        )
+        self._linker.resume(turn for turn in turns if turn.turn_id not in self._pending)
 
     async def _claim(self, idle_ms: int) -> list[Entry[Any]]:
         return await self._broker.claim(CAPTURES, self._consumer, READ_COUNT, idle_ms)
@@ -246,8 +258,9 @@ class LinkerTask:
         """Write what was decided, in order. What cannot be written stays for the next time."""
         if not self._todo:
             return
-        room = self._config.admission_limit - await self._broker.untrained()
         now_ms = await self._broker.time_ms()
+        await self._keep_settled(now_ms)
+        room = self._config.admission_limit - await self._broker.untrained()
         while self._todo:
             decision = self._todo[0]
             try:
@@ -261,6 +274,14 @@ class LinkerTask:
                 if (entry := self._pending.get(decision.turn_id)) is not None:
                     await self._bury(entry, error)
             self._todo.popleft()
+
+    async def _keep_settled(self, now_ms: int) -> None:
+        """Note for the next linker where turns stood, before they are settled: what is settled cannot be read again."""
+        self._to_keep += self._linker.take_settled()
+        if self._to_keep:
+            since_ms, most = now_ms - self._session_timeout_ms, self._config.linker.max_requests
+            await self._broker.keep_settled(self._to_keep, since_ms=since_ms, max_entries=most)
+            self._to_keep.clear()
 
     async def _link(self, link: Link, room: int, now_ms: int) -> int:
         """Release a turn unless something forbids it; how much room it took."""

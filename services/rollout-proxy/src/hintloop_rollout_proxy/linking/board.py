@@ -6,12 +6,13 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hintloop_contract.messages import DropReason
+from hintloop_contract.messages import DropReason, SettledTurn
 
 from hintloop_rollout_proxy.linking.decisions import Decision, Drop, Link, Placed
 from hintloop_rollout_proxy.linking.events import Reading
 from hintloop_rollout_proxy.linking.index import Index
 from hintloop_rollout_proxy.linking.nodes import Continuation, Node, Session
+from hintloop_rollout_proxy.linking.settled import SettledTurns, settled_turn
 
 #: How much later than the next request a cut answer's capture may say that it ended: a hang-up is noticed late.
 CUT_SLACK_MS = 2_000
@@ -19,6 +20,8 @@ CUT_SLACK_MS = 2_000
 SLACK_MS = 50
 #: Most requests whose history is known in part only, remembered in full until what is missing comes in.
 MAX_ORPHANS = 512
+#: Why turns are dropped that no request goes on from, or whose place another one took.
+OUT_OF_LINE = frozenset({DropReason.SIDE, DropReason.RETRY, DropReason.NOT_CONTINUED, DropReason.NO_NEXT_STATE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Board:
         self._make_id = make_id
         self._touched: dict[str, Node] = {}
         self._decisions: list[Decision] = []
+        self.settled_before = SettledTurns(CUT_SLACK_MS, options.session_timeout_ms)
+        self._settled: list[tuple[Node, str | None]] = []
 
     def take(self) -> list[Decision]:
         """What was decided since the last call: places first."""
@@ -55,6 +60,15 @@ class Board:
         decisions = places + self._decisions
         self._touched, self._decisions = {}, []
         return decisions
+
+    def take_settled(self) -> list[SettledTurn]:
+        """What is to be kept of turns that were settled since the last call, and may be gone on with."""
+        settled, self._settled = self._settled, []
+        return [
+            settled_turn(node, next_turn_id)
+            for node, next_turn_id in settled
+            if not node.side and node.session.session_id
+        ]
 
     def touch(self, node: Node) -> None:
         """Say again where a node stands."""
@@ -64,6 +78,14 @@ class Board:
         """A session of its own."""
         session = Session(self._make_id())
         self.sessions[session.session_id] = session
+        return session
+
+    def resumed_session(self, turn: SettledTurn) -> Session:
+        """The session of a turn that an earlier linker settled, as it was then."""
+        session = self.sessions.get(turn.session_id)
+        if session is None:
+            session = Session(turn.session_id, num_turns=turn.num_turns, segment=turn.segment)
+            self.sessions[turn.session_id] = session
         return session
 
     def enter(self, node: Node, session: Session, *, counts: bool = True) -> None:
@@ -76,7 +98,7 @@ class Board:
                 session.segment += 1
                 session.num_turns = 0
             session.num_turns += 1
-        node.segment = session.segment
+        node.segment, node.num_turns = session.segment, session.num_turns
         self.touch(node)
 
     def leave(self, node: Node) -> None:
@@ -120,6 +142,7 @@ class Board:
         if node.settled or following is None:
             return
         node.settled = True
+        self._note_settled(node)
         self._decisions.append(
             Link(
                 node.turn_id,
@@ -135,6 +158,7 @@ class Board:
     def settle_with(self, node: Node, next_state: bytes, source: str, score: int | None) -> None:
         """Settle a turn on what somebody said about it."""
         node.settled = True
+        self._note_settled(node)
         self._decisions.append(
             Link(node.turn_id, node.session.session_id, node.turn_index, next_state, source, node.segment, score)
         )
@@ -143,7 +167,12 @@ class Board:
         """Settle a turn as one that is not trained."""
         if not node.settled:
             node.settled = True
+            if reason not in OUT_OF_LINE:
+                self._note_settled(node)
             self.refuse(node.turn_id, reason, detail)
+
+    def _note_settled(self, node: Node) -> None:
+        self._settled.append((node, None if node.next is None else node.next.node.turn_id))
 
     def refuse(self, turn_id: str, reason: str, detail: str) -> None:
         """Settle a capture that is not remembered."""

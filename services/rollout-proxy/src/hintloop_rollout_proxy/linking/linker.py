@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from hintloop_contract.ids import new_id
-from hintloop_contract.messages import Capture, DropReason
+from hintloop_contract.messages import Capture, DropReason, SettledTurn
 from hintloop_contract.tensors import unpack
 
 from hintloop_rollout_proxy.apis.identity import core_of
@@ -57,6 +57,14 @@ class Linker:
         """Turns that were settled before ``now_ms`` are not remembered, and requests may go on from them."""
         self._blind_until_ms = now_ms + self._options.session_timeout_ms
 
+    def resume(self, turns: Iterable[SettledTurn]) -> None:
+        """Know what earlier linkers settled: requests that go on from it stand in its sessions."""
+        self._board.settled_before.add(turns)
+
+    def take_settled(self) -> list[SettledTurn]:
+        """What the next linker has to know of turns that were settled since the last call."""
+        return self._board.take_settled()
+
     def feed(self, capture: Capture) -> list[Decision]:
         """Take the next capture. Whatever it raises, it raises before anything is remembered."""
         board, self.late_ms = self._board, None
@@ -78,6 +86,8 @@ class Linker:
         if late is not None and late[1]:
             self.late_ms = late[0]
         node.blind = late is not None or capture.start_ms < self._blind_until_ms
+        if capture.start_ms >= self._blind_until_ms:
+            board.settled_before.clear()
         verdict = Classifier(board, node, reading, capture.turn_type).verdict()
         self._settle_now(node, capture)
         self._placer.place(node, reading, verdict)

@@ -81,6 +81,8 @@ class Node:
     """A single token was asked for: a probe, unless something continues it."""
     turn_index: int = 0
     segment: int = 0
+    num_turns: int = 0
+    """Turns of the segment up to this one."""
     parent: Node | None = None
     """The turn before, in whose session or from which a fork this stands."""
     continues: bool = False

@@ -43,6 +43,7 @@ class Placer:
             Relation.RETRY: self._retry,
             Relation.AFTER_FAILED: self._after_failed,
             Relation.CONTINUES: self._continues,
+            Relation.RESUMES: self._resumes,
             Relation.FOLLOWS: self._follows,
             Relation.SUMMARISED: self._summarised,
             Relation.SIDE: self._side,
@@ -67,6 +68,10 @@ class Placer:
 
     def _root(self, node: Node, reading: Reading, verdict: Verdict) -> None:
         self._open(node, reading, verdict)
+        self._note_opening(node, reading)
+
+    def _note_opening(self, node: Node, reading: Reading) -> None:
+        """It may have had a title made, or may be the call for one."""
         if reading.sequence is None:
             self._find_titles(node, reading)
             if node.tail and not node.tools and not node.identity.sub_agent:
@@ -101,6 +106,16 @@ class Placer:
         self._board.set_aside(node, verdict.other)
         if verdict.echo is not None:
             node.carried = reading.after(verdict.echo.position)
+
+    def _resumes(self, node: Node, reading: Reading, verdict: Verdict) -> None:
+        board, place = self._board, verdict.settled
+        assert place is not None
+        node.turn_index = place.turn.turn_index + (not place.retry)
+        board.enter(node, board.resumed_session(place.turn), counts=not place.retry)
+        if not place.retry:
+            board.settled_before.continued(place.turn, node)
+        elif node.turn_index == 0:
+            self._note_opening(node, reading)
 
     def _follows(self, node: Node, reading: Reading, verdict: Verdict) -> None:
         other = verdict.other

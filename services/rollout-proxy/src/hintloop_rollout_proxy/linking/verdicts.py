@@ -12,6 +12,7 @@ from hintloop_rollout_proxy.linking.echoes import Alive, Echo, find_echo
 from hintloop_rollout_proxy.linking.events import SPOKEN, Kind, Reading
 from hintloop_rollout_proxy.linking.likeness import is_quoted
 from hintloop_rollout_proxy.linking.nodes import Node
+from hintloop_rollout_proxy.linking.settled import Place
 
 
 class Relation(Enum):
@@ -23,6 +24,7 @@ class Relation(Enum):
     RETRY = "retry"  # repeats it
     AFTER_FAILED = "after_failed"  # comes in its place, with more words
     CONTINUES = "continues"  # carries its next state
+    RESUMES = "resumes"  # goes on from a turn that an earlier linker settled, or tries it again
     FOLLOWS = "follows"  # stands in its session, but shows nothing of its answer
     SUMMARISED = "summarised"  # goes on from it after a side call made a summary
     SIDE = "side"  # is about it
@@ -37,6 +39,7 @@ class Verdict:
     position: int = -1
     echo: Echo | None = None
     summary: Node | None = None
+    settled: Place | None = None
 
 
 class Classifier:
@@ -45,6 +48,7 @@ class Classifier:
     def __init__(self, board: Board, node: Node, reading: Reading, turn_type: str | None) -> None:
         """``node`` is not remembered yet."""
         self._index = board.index
+        self._settled_before = board.settled_before
         self._node = node
         self._reading = reading
         self._alive: Alive = board.alive_for(node)
@@ -66,6 +70,7 @@ class Classifier:
         self._echo = self._find_echo()
         return (
             self._attempt()
+            or self._resumes()
             or self._by_echo()
             or self._by_result()
             or self._extends()
@@ -109,6 +114,18 @@ class Classifier:
             return None
         relation = Relation.RETRY if failed[1] is Change.REWRITTEN else Relation.AFTER_FAILED
         return Verdict(relation, failed[0], echo=self._echo)
+
+    def _resumes(self) -> Verdict | None:
+        """It repeats what an earlier linker settled, and nothing behind it that is remembered."""
+        place = self._settled_before.find(self._node, self._reading)
+        echo = self._echo
+        if place is None:
+            return None
+        if echo is None or place.known or place.start > echo.start:
+            return Verdict(Relation.RESUMES, settled=place)
+        # By the same ids an engine may have called another conversation's tools.
+        same_answer = place.start == echo.start and not place.retry and not echo.exact
+        return Verdict(Relation.RESUMES, settled=place) if same_answer else None
 
     def _by_echo(self) -> Verdict | None:
         echo, reading, node = self._echo, self._reading, self._node
