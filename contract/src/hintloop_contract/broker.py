@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from hintloop_contract.codec import PackedMessage
 from hintloop_contract.control import ControlOutcome, ControlRequest, Pause
 from hintloop_contract.history import HistoryEntry, HistoryState, Note
-from hintloop_contract.messages import Capture, Drop, Message, SettledTurn, TurnRecord
+from hintloop_contract.messages import Capture, Drop, Message, TurnNote, TurnRecord
 from hintloop_contract.streams import Stream
 
 if TYPE_CHECKING:
@@ -220,12 +220,12 @@ class Broker(Protocol):
         """Become (or stay) the active linker: the fencing token, or ``None`` while another holds the lease."""
         ...
 
-    async def keep_settled(self, turns: Sequence[SettledTurn], *, since_ms: int, max_entries: int) -> None:
-        """Note where settled turns stood, in order; what was noted before ``since_ms``, or is too much, goes."""
+    async def note_turns(self, notes: Sequence[TurnNote], *, keep_ms: int, most: int, fence: int | None = None) -> bool:
+        """Add notes in order, kept for ``keep_ms`` and ``most`` of them in all; false when the fence is old."""
         ...
 
-    async def settled(self, *, since_ms: int, max_entries: int) -> list[SettledTurn]:
-        """The newest of what :meth:`keep_settled` noted since then (Redis time), oldest first."""
+    async def turn_notes(self, *, since_ms: int, most: int) -> list[TurnNote]:
+        """The newest notes that were added since then (Redis time), oldest first."""
         ...
 
     async def remove_idle_consumers(self, stream: Stream, idle_ms: int) -> int:

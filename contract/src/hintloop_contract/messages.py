@@ -310,10 +310,10 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """Under which stage its drop is counted."""
 
 
-class SettledTurn(msgspec.Struct, frozen=True, kw_only=True):
+class TurnNote(msgspec.Struct, frozen=True, kw_only=True):
     """Where a settled turn stood, by which the next linker goes on with its session. No words: only digests of them.
 
-    Example: ``SettledTurn(turn_id="0193…", session_id="0193…", turn_index=3, request=b"…", answer=b"…", …)``.
+    Example: ``TurnNote(turn_id="0193…", session_id="0193…", turn_index=3, request=b"…", answer=b"…", …)``.
     """
 
     turn_id: str
@@ -325,21 +325,27 @@ class SettledTurn(msgspec.Struct, frozen=True, kw_only=True):
     segment: int
     num_turns: int
     """Turns of its segment up to this one."""
-    identity: tuple[str | None, str] = (None, "")
-    """Session and branch that came with its request."""
+    session: bytes = b""
+    """Digest of the session that its client named; empty when none was."""
+    branch: bytes = b""
+    """The same of the thread or agent within that session."""
     frame: bytes
     """Digest of its tools, or of its system texts where it had none."""
+    tools: bool
     request: bytes
     """Digest of everything before the answer."""
     answer: bytes
     """Digest of the answer's text and calls."""
     ends: tuple[tuple[int, int, bytes, bytes], ...] = ()
     """For a prompt without messages, where it ends with its answer: length, last whole step, digest of either."""
-    response_id: str | None = None
+    response: bytes = b""
+    """Digest of the response's id."""
     failed: bool = False
     """No whole answer came: the same request again is a retry of it."""
-    next_turn_id: str | None = None
-    """The request that went on from it, as far as known."""
+    after: str | None = None
+    """The turn that it went on from."""
+    next: str | None = None
+    """The request that went on from it, as far as known then."""
     end_ms: int
 
 

@@ -11,13 +11,15 @@ from hintloop_contract import scripts
 from hintloop_contract.broker import Funnel, WeightsState
 from hintloop_contract.codec import decode_payload, encode_payload
 from hintloop_contract.errors import MessageError
-from hintloop_contract.messages import SettledTurn, TurnRecord
+from hintloop_contract.messages import TurnNote, TurnRecord
 from hintloop_contract.redis_connection import available, may_move
 from hintloop_contract.redis_control import RedisControl
 from hintloop_contract.redis_replicas import ConfirmedRedis
 from hintloop_contract.streams import Keys
 
 INFLIGHT_MAX_AGE_MS = 24 * 3600 * 1000
+#: Most notes of turns that one script takes.
+NOTES_AT_ONCE = 1000
 
 log = structlog.get_logger()
 
@@ -31,6 +33,7 @@ class RedisState(RedisControl):
         self.policy = policy
         self.keys = Keys(policy)
         self._lease = client.register_script(scripts.LEASE)
+        self._note_turns = client.register_script(scripts.NOTE_TURNS)
         self._keep = client.register_script(scripts.KEEP)
 
     @available
@@ -132,27 +135,28 @@ class RedisState(RedisControl):
         return token or None
 
     @available
-    async def keep_settled(self, turns: Sequence[SettledTurn], *, since_ms: int, max_entries: int) -> None:
-        """Note where settled turns stood, in order; what was noted before ``since_ms``, or is too much, goes."""
-        pipe = self.client.pipeline(transaction=False)
-        for turn in turns:
-            pipe.xadd(self.keys.settled, {"data": encode_payload(turn)})
-        pipe.xtrim(self.keys.settled, minid=max(0, since_ms))
-        pipe.xtrim(self.keys.settled, maxlen=max_entries)
-        await pipe.execute()
+    async def note_turns(self, notes: Sequence[TurnNote], *, keep_ms: int, most: int, fence: int | None = None) -> bool:
+        """Add notes in order, kept for ``keep_ms`` and ``most`` of them in all; false when the fence is old."""
+        keys = [self.keys.turn_notes, self.keys.fence]
+        token = text_of(fence)
+        for first in range(0, len(notes), NOTES_AT_ONCE):
+            portion = [encode_payload(note) for note in notes[first : first + NOTES_AT_ONCE]]
+            if await self._note_turns(keys=keys, args=[token, keep_ms, most, *portion]) < 0:
+                return False
+        return True
 
     @available
-    async def settled(self, *, since_ms: int, max_entries: int) -> list[SettledTurn]:
-        """The newest of what :meth:`keep_settled` noted since then (Redis time), oldest first."""
-        found = await self.client.xrevrange(self.keys.settled, min=max(0, since_ms), count=max_entries)
-        turns = []
+    async def turn_notes(self, *, since_ms: int, most: int) -> list[TurnNote]:
+        """The newest notes that were added since then (Redis time), oldest first."""
+        found = await self.client.xrevrange(self.keys.turn_notes, min=max(0, since_ms), count=most)
+        notes = []
         for _, fields in reversed(found):
             try:
-                turns.append(decode_payload(fields.get(b"data", b""), SettledTurn))
+                notes.append(decode_payload(fields.get(b"data", b""), TurnNote))
             except MessageError as error:
                 # Nothing is lost by it but that its session begins anew.
-                log.warning("a settled turn cannot be read", error=str(error))
-        return turns
+                log.warning("a turn's note cannot be read", error=str(error))
+        return notes
 
     @available
     async def set_status(self, service: str, fields: dict[str, str], *, afresh: bool = False) -> None:

@@ -195,6 +195,20 @@ redis.call('SET', KEYS[1], ARGV[1] .. '|' .. token, 'PX', ARGV[2])
 return token
 """
 
+#: KEYS notes, fence; ARGV fence, keep_ms, most, note...
+NOTE_TURNS = (
+    _FENCE
+    + """
+if fenced(KEYS[2], ARGV[1]) then return -1 end
+for i = 4, #ARGV do redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'data', ARGV[i]) end
+local now = redis.call('TIME')
+local oldest = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000) - tonumber(ARGV[2])
+redis.call('XTRIM', KEYS[1], 'MINID', '~', string.format('%.0f', math.max(0, oldest)))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return #ARGV - 3
+"""
+)
+
 #: KEYS stream; ARGV group, idle_ms
 REMOVE_IDLE_CONSUMERS = """
 local removed = 0

@@ -129,9 +129,9 @@ class Keys:
         return self.of("linker:fence")
 
     @property
-    def settled(self) -> str:
-        """Stream of settled turns that requests may still go on from, bounded by the session timeout."""
-        return self.of("linker:settled")
+    def turn_notes(self) -> str:
+        """Stream of notes of settled turns that requests may still go on from, bounded in time and number."""
+        return self.of("linker:notes")
 
     def status(self, service: str) -> str:
         """Hash that a service writes about itself (``trainer``: step, metrics; ``engines``: versions)."""

@@ -7,7 +7,7 @@ from hintloop_contract import redis_connection
 from hintloop_contract.broker import Appended, Entry, WeightsState
 from hintloop_contract.codec import decode_fields, pack_message
 from hintloop_contract.errors import DependencyError
-from hintloop_contract.messages import Capture, DeadLetter, Drop, LinkedTurn, Sampling, SettledTurn, TurnRecord
+from hintloop_contract.messages import Capture, DeadLetter, Drop, LinkedTurn, Sampling, TurnNote, TurnRecord
 from hintloop_contract.redis_broker import RedisBroker, connect
 from hintloop_contract.streams import CAPTURES, DEAD, DROPS, TURNS
 from hintloop_contract.tensors import pack
@@ -196,36 +196,49 @@ async def test_an_old_fence_is_refused(broker):
     assert await broker.commit(entry, TURNS, turn(), fence=second)
 
 
-def settled(turn_id, **fields):
+def note(turn_id, **fields):
     values = {"tenant": "t", "credential": "c", "api": "chat_completions", "session_id": "s", "turn_index": 0}
-    digests = {"frame": b"\x00", "request": b"\xff", "answer": b""}
-    return SettledTurn(turn_id=turn_id, segment=0, num_turns=1, end_ms=5, **(values | digests | fields))
+    digests = {"frame": b"\x00", "request": b"\xff", "answer": b"", "tools": False}
+    return TurnNote(turn_id=turn_id, segment=0, num_turns=1, end_ms=5, **(values | digests | fields))
 
 
-async def test_settled_turns_are_kept_for_a_while(broker):
-    assert await broker.settled(since_ms=0, max_entries=10) == []
-    old = [settled("a", ends=((3, 0, b"k", b"d"),), identity=("x", ""), next_turn_id="b"), settled("b")]
-    await broker.keep_settled(old, since_ms=-5, max_entries=10)
-    assert await broker.settled(since_ms=-5, max_entries=10) == old
+async def test_notes_of_turns_are_kept_for_a_while(broker):
+    assert await broker.turn_notes(since_ms=0, most=10) == []
+    old = [note("a", ends=((3, 0, b"k", b"d"),), session=b"x", next="b"), note("b", after="a")]
+    assert await broker.note_turns(old, keep_ms=60_000, most=10)
+    assert await broker.turn_notes(since_ms=-5, most=10) == old
     await asyncio.sleep(0.01)
     now_ms = await broker.time_ms()
-    await broker.keep_settled([settled("c")], since_ms=0, max_entries=10)
-    assert await broker.settled(since_ms=now_ms, max_entries=10) == [settled("c")]
-    assert await broker.settled(since_ms=0, max_entries=2) == [settled("b"), settled("c")]
-    many = [settled(str(number)) for number in range(1000)]
-    await broker.keep_settled(many, since_ms=0, max_entries=100)
-    assert 100 <= await broker.client.xlen(broker.keys.settled) <= 200
-    assert await broker.settled(since_ms=0, max_entries=100) == many[-100:]
-    await broker.keep_settled([], since_ms=await broker.time_ms() + 1, max_entries=100)
-    assert await broker.client.xlen(broker.keys.settled) < 100
+    assert await broker.note_turns([note("c")], keep_ms=60_000, most=10)
+    assert await broker.turn_notes(since_ms=now_ms, most=10) == [note("c")]
+    assert await broker.turn_notes(since_ms=0, most=2) == [note("b", after="a"), note("c")]
+    many = [note(str(number)) for number in range(2500)]
+    assert await broker.note_turns(many, keep_ms=60_000, most=100)
+    assert 100 <= await broker.client.xlen(broker.keys.turn_notes) <= 200
+    assert await broker.turn_notes(since_ms=0, most=100) == many[-100:]
+    assert 50_000 < await broker.client.pttl(broker.keys.turn_notes) <= 60_000
+    assert await broker.note_turns(many, keep_ms=60_000, most=10_000)
+    await asyncio.sleep(0.03)
+    assert await broker.note_turns([note("z")], keep_ms=20, most=10_000)
+    assert await broker.client.xlen(broker.keys.turn_notes) <= 200
 
 
-async def test_a_settled_turn_that_cannot_be_read_hides_no_other(broker):
-    await broker.keep_settled([settled("a")], since_ms=0, max_entries=10)
-    await broker.client.xadd(broker.keys.settled, {"data": b"\xc1"})
-    await broker.client.xadd(broker.keys.settled, {"other": b""})
-    await broker.keep_settled([settled("b")], since_ms=0, max_entries=10)
-    assert await broker.settled(since_ms=0, max_entries=10) == [settled("a"), settled("b")]
+async def test_who_lost_the_lease_notes_nothing(broker):
+    first = await broker.acquire_lease("one", 600_000)
+    assert await broker.note_turns([note("a")], keep_ms=60_000, most=10, fence=first)
+    await broker.client.delete(broker.keys.linker_lease)
+    second = await broker.acquire_lease("two", 600_000)
+    assert not await broker.note_turns([note("b")], keep_ms=60_000, most=10, fence=first)
+    assert await broker.note_turns([note("c")], keep_ms=60_000, most=10, fence=second)
+    assert await broker.turn_notes(since_ms=0, most=10) == [note("a"), note("c")]
+
+
+async def test_a_note_that_cannot_be_read_hides_no_other(broker):
+    await broker.note_turns([note("a")], keep_ms=60_000, most=10)
+    await broker.client.xadd(broker.keys.turn_notes, {"data": b"\xc1"})
+    await broker.client.xadd(broker.keys.turn_notes, {"other": b""})
+    await broker.note_turns([note("b")], keep_ms=60_000, most=10)
+    assert await broker.turn_notes(since_ms=0, most=10) == [note("a"), note("b")]
 
 
 async def test_the_dead_ones_messages_are_claimed_and_renewed_ones_are_not(broker):

@@ -33,6 +33,7 @@ async def test_only_the_holder_of_the_lease_links(broker: Any) -> None:
     # The first does not know yet that it lost the lease; its fence is old, so nothing that it writes counts.
     await first.step()
     assert (await broker.counts(TURNS)).length == 0
+    assert await broker.turn_notes(since_ms=0, most=10) == []
     # What it read then is linked all the same, though the first never says that it gave it up.
     assert await turns_of(second, broker, 1) == ["a"]
 
@@ -55,8 +56,10 @@ async def test_who_lost_the_lease_hands_over_what_it_read(broker: Any) -> None:
 
 
 @pytest.mark.parametrize("noted_only", [False, True])
-async def test_sessions_go_on_where_another_linker_takes_over(broker: MemoryBroker, noted_only: bool) -> None:
-    """Also where the first one noted that a turn is settled, and lost its lease before it was."""
+async def test_sessions_go_on_where_another_linker_takes_over(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, noted_only: bool
+) -> None:
+    """Also where the first one noted that a turn is settled, and died before it was."""
     config = make_config(linker={"lease_ms": 600_000}, training={"max_staleness_steps": 10})
     first, second = (LinkerTask(broker, config, ProxyMetrics()) for _ in range(2))
     now_ms = await broker.time_ms()
@@ -68,24 +71,31 @@ async def test_sessions_go_on_where_another_linker_takes_over(broker: MemoryBrok
     for capture in captures[:2]:
         await broker.append(CAPTURES, capture)
     turns = await released(first, broker, 1)
+    commit = broker.commit
+
+    async def die(*words: Any, **more: Any) -> bool:
+        raise DependencyError("redis", "Connection closed by server.")
+
     if noted_only:
-        await expire_lease(broker)
-        await broker.acquire_lease("another", 1)
-        await asyncio.sleep(0.01)
+        monkeypatch.setattr(broker, "commit", die)
     await broker.append(CAPTURES, captures[2])
-    await first.step()
-    if not noted_only:
+    if noted_only:
+        with pytest.raises(DependencyError):
+            await first.step()
+        monkeypatch.setattr(broker, "commit", commit)
+    else:
+        await first.step()
         turns += await broker.read(TURNS, "test", 10, None)
-        await expire_lease(broker)
+    await expire_lease(broker)
     assert len(turns) == (1 if noted_only else 2)
-    assert [turn.turn_id for turn in await broker.settled(since_ms=0, max_entries=10)] == ["t0", "t1"]
+    assert [turn.turn_id for turn in await broker.turn_notes(since_ms=0, most=10)] == ["t0", "t1"]
     await broker.append(CAPTURES, captures[3])
     turns += await released(second, broker, 3 - len(turns))
     assert [(turn.turn_id, turn.message.turn_index) for turn in turns] == [("t0", 0), ("t1", 1), ("t2", 2)]
     assert len({turn.message.session_id for turn in turns}) == 1
 
 
-async def test_what_is_noted_of_settled_turns_is_bounded(broker: MemoryBroker) -> None:
+async def test_notes_of_settled_turns_are_bounded(broker: MemoryBroker) -> None:
     config = make_config(training={"max_staleness_steps": 10_000}, linker={"max_requests": 100})
     for number in range(300):
         await broker.append(CAPTURES, make_capture(f"a{number}", f"q{number}"))
@@ -94,7 +104,7 @@ async def test_what_is_noted_of_settled_turns_is_bounded(broker: MemoryBroker) -
     task = LinkerTask(broker, config, ProxyMetrics())
     assert len(await turns_of(task, broker, 300)) == 300
     # Redis trims whole nodes of a stream: a hundred more may stay.
-    assert 100 <= await broker.client.xlen(broker.keys.settled) <= 200
+    assert 100 <= await broker.client.xlen(broker.keys.turn_notes) <= 200
 
 
 async def test_what_was_given_out_and_never_arrived_is_linked_in_its_place(

@@ -2,66 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hintloop_contract.messages import Capture, SettledTurn
+from hintloop_contract.messages import Capture
 from hintloop_contract.tensors import pack
-from hintloop_rollout_proxy.linking import Decision, Drop, Link, Linker, LinkerOptions, Placed
 from hintloop_rollout_proxy.linking.cases import read_file
 
+from .deployment import BASH, CALLED, FAILED, RESULT, Deployment
 from .test_linker import CASES, make_capture, said
-
-BASH = {"tools": [{"type": "function", "function": {"name": "bash"}}]}
-
-
-class Deployment:
-    """Linkers of one policy, one after the other, and what came of all of them."""
-
-    def __init__(self, **options: int) -> None:
-        numbers = itertools.count()
-        self._make: Callable[[], Linker] = lambda: Linker(LinkerOptions(**options), make_id=lambda: f"s{next(numbers)}")
-        self._linker = self._make()
-        self._pending: dict[str, Capture] = {}
-        self._kept: list[SettledTurn] = []
-        self.places: dict[str, Placed] = {}
-        self.links: dict[str, Link] = {}
-
-    def feed(self, *captures: Capture) -> None:
-        for capture in captures:
-            self._pending[capture.turn_id] = capture
-            self._take(self._linker.tick(capture.end_ms))
-            self._take(self._linker.feed(capture))
-
-    def flush(self) -> None:
-        self._take(self._linker.flush())
-
-    def take_over(self, now_ms: int) -> None:
-        """The linker dies; the next one reads what is pending, and what is kept of the rest."""
-        self._kept = [turn for turn in self._kept if turn.turn_id not in self._pending]
-        self._linker = self._make()
-        self._linker.knows_nothing_before(now_ms)
-        self._linker.resume(self._kept)
-        self.feed(*self._pending.values())
-
-    def _take(self, decisions: Iterable[Decision]) -> None:
-        self._kept += self._linker.take_settled()
-        for decision in decisions:
-            if isinstance(decision, Placed):
-                self.places[decision.turn_id] = decision
-                continue
-            assert self._pending.pop(decision.turn_id), "each is settled once"
-            if isinstance(decision, Link):
-                self.links[decision.turn_id] = decision
-
-    def stands(self, turn_id: str) -> tuple[str, int, int]:
-        """Session, index in it, segment."""
-        place = self.places[turn_id]
-        return place.session_id, place.turn_index, place.segment
 
 
 def links_of(path: Path, cut: int) -> tuple[dict[str, str], dict[str, set[str]]]:
@@ -121,9 +72,6 @@ def capture_of(api: str, turn_id: str, body: dict[str, Any], start_ms: int, **fi
     )
 
 
-CALL = {"id": "functions.bash:0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
-CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-RESULT = {"role": "tool", "tool_call_id": "functions.bash:0", "content": "a"}
 #: API and answer, then the bodies of three turns in a row.
 CONVERSATIONS: dict[str, tuple[str, Any, list[dict[str, Any]]]] = {
     "chat": ("chat_completions", "fine", [chat("q"), chat("q", "fine", "r"), chat("q", "fine", "r", "fine", "s")]),
@@ -161,7 +109,7 @@ def test_a_conversation_goes_on_in_its_session(name: str) -> None:
     assert [index for _, index, _ in expected] == [0, 1, 2] and len({session for session, _, _ in expected}) == 1
     run = Deployment(settle_ms=0, doubt_ms=0)
     run.feed(*captures[:2])
-    run._take(run._linker.tick(captures[1].end_ms + 500))
+    run.tick(captures[1].end_ms + 500)
     assert set(run.links) == {"t0"}
     run.take_over(captures[1].end_ms + 500)
     run.feed(captures[2])
@@ -227,11 +175,10 @@ def test_only_the_same_agent_goes_on_and_only_in_time(change: dict[str, Any], go
 
 def test_a_retry_of_what_failed_stands_in_its_place() -> None:
     run = Deployment()
-    failed = {"status": "refused", "http_status": 503, "problem": "upstream_error"}
     run.feed(
         make_capture("a", said("q"), start_ms=1000),
-        make_capture("b", said("q", "fine", "r"), None, start_ms=2000, **failed),
-        make_capture("c", said("q", "fine", "r"), None, start_ms=3000, **failed),
+        make_capture("b", said("q", "fine", "r"), None, start_ms=2000, **FAILED),
+        make_capture("c", said("q", "fine", "r"), None, start_ms=3000, **FAILED),
     )
     run.flush()
     run.take_over(3500)
@@ -240,27 +187,13 @@ def test_a_retry_of_what_failed_stands_in_its_place() -> None:
     assert run.stands("d") == ("s0", 1, 0) and run.stands("e") == ("s0", 2, 0)
 
 
-def test_ids_that_an_engine_counts_do_not_lead_to_another_conversation() -> None:
-    """The turn that is meant is settled; another one called with the same id, and is not."""
+def test_what_no_request_goes_on_from_is_not_noted() -> None:
     run = Deployment()
-    green, blue = said("green"), said("blue")
     run.feed(
-        make_capture("blue", blue, CALLED, start_ms=1000, body=BASH),
-        make_capture("green", green, CALLED, start_ms=1500, body=BASH),
-        make_capture("next", [*green, CALLED, RESULT], start_ms=2000, body=BASH),
+        make_capture("side", said("q"), turn_type="side"),
+        make_capture("last", said("other"), session_done=True),
+        make_capture("odd", said("more"), api="embeddings"),
+        make_capture("alone", said("something else")),
     )
-    assert set(run.links) == {"green"}
-    run.take_over(2200)
     run.flush()
-    assert set(run.links) == {"green"}
-    assert run.stands("next")[:2] == (run.stands("green")[0], 1)
-
-
-def test_what_no_request_goes_on_from_is_not_kept() -> None:
-    linker = Linker(LinkerOptions())
-    linker.feed(make_capture("side", said("q"), turn_type="side"))
-    linker.feed(make_capture("last", said("other"), session_done=True))
-    decisions = linker.feed(make_capture("odd", said("more"), api="embeddings"))
-    assert [type(decision) for decision in decisions] == [Drop]
-    linker.flush()
-    assert linker.take_settled() == []
+    assert run.notes == [] and run.pending == {}

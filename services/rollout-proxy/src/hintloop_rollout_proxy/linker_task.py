@@ -20,7 +20,7 @@ from hintloop_contract.broker import Broker, Entry
 from hintloop_contract.config.schema import Config
 from hintloop_contract.errors import DependencyError
 from hintloop_contract.ids import consumer_name
-from hintloop_contract.messages import Capture, DropReason, SettledTurn, Stage
+from hintloop_contract.messages import Capture, DropReason, Stage
 from hintloop_contract.messages import Drop as DropMessage
 from hintloop_contract.streams import CAPTURES, TURNS
 
@@ -65,7 +65,6 @@ class LinkerTask:
         self._pending: dict[str, Entry[Any]] = {}
         self._held: list[tuple[int, int, int, Entry[Any]]] = []
         self._todo: deque[Decision] = deque()
-        self._to_keep: list[SettledTurn] = []
         self._calm_until = 0.0
         self._regain = False
         # Each proxy brings its spool back; until all have, what came is kept for its order.
@@ -166,7 +165,6 @@ class LinkerTask:
         """
         self._linker = self._make_linker()
         self._todo.clear()
-        self._to_keep.clear()
         self._pending = {}
         self._calm_until = time.monotonic() + CALM_S
         held = await self._reread()
@@ -184,10 +182,11 @@ class LinkerTask:
         """Go on with the sessions of turns that were settled. What is pending is not, whoever noted that it is."""
         now_ms = await self._broker.time_ms()
         self._linker.knows_nothing_before(now_ms)
-        turns = await self._broker.settled(
-            since_ms=now_ms - self._session_timeout_ms, max_entries=self._config.linker.max_requests
-        )
-        self._linker.resume(turn for turn in turns if turn.turn_id not in self._pending)
+        oldest_ms = min((entry.message.start_ms for entry in self._pending.values()), default=now_ms)
+        since_ms = min(oldest_ms, now_ms) - self._session_timeout_ms
+        notes = await self._broker.turn_notes(since_ms=since_ms, most=self._config.linker.max_requests)
+        self._linker.resume(note for note in notes if note.turn_id not in self._pending)
+        log.info("linker resumes", notes=len(notes))
 
     async def _claim(self, idle_ms: int) -> list[Entry[Any]]:
         return await self._broker.claim(CAPTURES, self._consumer, READ_COUNT, idle_ms)
@@ -258,9 +257,9 @@ class LinkerTask:
         """Write what was decided, in order. What cannot be written stays for the next time."""
         if not self._todo:
             return
-        now_ms = await self._broker.time_ms()
-        await self._keep_settled(now_ms)
+        await self._note_turns()
         room = self._config.admission_limit - await self._broker.untrained()
+        now_ms = await self._broker.time_ms()
         while self._todo:
             decision = self._todo[0]
             try:
@@ -275,13 +274,14 @@ class LinkerTask:
                     await self._bury(entry, error)
             self._todo.popleft()
 
-    async def _keep_settled(self, now_ms: int) -> None:
+    async def _note_turns(self) -> None:
         """Note for the next linker where turns stood, before they are settled: what is settled cannot be read again."""
-        self._to_keep += self._linker.take_settled()
-        if self._to_keep:
-            since_ms, most = now_ms - self._session_timeout_ms, self._config.linker.max_requests
-            await self._broker.keep_settled(self._to_keep, since_ms=since_ms, max_entries=most)
-            self._to_keep.clear()
+        notes = [decision.note for decision in self._todo if isinstance(decision, Link | Drop) and decision.note]
+        if notes:
+            # A request that arrived in time may be answered that much later.
+            keep_ms = self._session_timeout_ms + int(self._config.proxy.request_timeout_s * 1000)
+            most = self._config.linker.max_requests
+            await self._broker.note_turns(notes, keep_ms=keep_ms, most=most, fence=self._token)
 
     async def _link(self, link: Link, room: int, now_ms: int) -> int:
         """Release a turn unless something forbids it; how much room it took."""

@@ -6,13 +6,13 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hintloop_contract.messages import DropReason, SettledTurn
+from hintloop_contract.messages import DropReason, TurnNote
 
 from hintloop_rollout_proxy.linking.decisions import Decision, Drop, Link, Placed
+from hintloop_rollout_proxy.linking.earlier import EarlierTurns, note_of
 from hintloop_rollout_proxy.linking.events import Reading
 from hintloop_rollout_proxy.linking.index import Index
 from hintloop_rollout_proxy.linking.nodes import Continuation, Node, Session
-from hintloop_rollout_proxy.linking.settled import SettledTurns, settled_turn
 
 #: How much later than the next request a cut answer's capture may say that it ended: a hang-up is noticed late.
 CUT_SLACK_MS = 2_000
@@ -51,8 +51,7 @@ class Board:
         self._make_id = make_id
         self._touched: dict[str, Node] = {}
         self._decisions: list[Decision] = []
-        self.settled_before = SettledTurns(CUT_SLACK_MS, options.session_timeout_ms)
-        self._settled: list[tuple[Node, str | None]] = []
+        self.earlier = self._no_earlier()
 
     def take(self) -> list[Decision]:
         """What was decided since the last call: places first."""
@@ -61,18 +60,17 @@ class Board:
         self._touched, self._decisions = {}, []
         return decisions
 
-    def take_settled(self) -> list[SettledTurn]:
-        """What is to be kept of turns that were settled since the last call, and may be gone on with."""
-        settled, self._settled = self._settled, []
-        return [
-            settled_turn(node, next_turn_id)
-            for node, next_turn_id in settled
-            if not node.side and node.session.session_id
-        ]
-
     def touch(self, node: Node) -> None:
         """Say again where a node stands."""
         self._touched[node.turn_id] = node
+
+    def forget_earlier(self) -> None:
+        """What earlier linkers settled cannot be gone on with any more."""
+        if len(self.earlier):
+            self.earlier = self._no_earlier()
+
+    def _no_earlier(self) -> EarlierTurns:
+        return EarlierTurns(self.options.session_timeout_ms, SLACK_MS, CUT_SLACK_MS)
 
     def new_session(self) -> Session:
         """A session of its own."""
@@ -80,12 +78,12 @@ class Board:
         self.sessions[session.session_id] = session
         return session
 
-    def resumed_session(self, turn: SettledTurn) -> Session:
+    def resumed_session(self, note: TurnNote) -> Session:
         """The session of a turn that an earlier linker settled, as it was then."""
-        session = self.sessions.get(turn.session_id)
+        session = self.sessions.get(note.session_id)
         if session is None:
-            session = Session(turn.session_id, num_turns=turn.num_turns, segment=turn.segment)
-            self.sessions[turn.session_id] = session
+            session = Session(note.session_id, num_turns=note.num_turns, segment=note.segment)
+            self.sessions[note.session_id] = session
         return session
 
     def enter(self, node: Node, session: Session, *, counts: bool = True) -> None:
@@ -142,7 +140,6 @@ class Board:
         if node.settled or following is None:
             return
         node.settled = True
-        self._note_settled(node)
         self._decisions.append(
             Link(
                 node.turn_id,
@@ -151,6 +148,7 @@ class Board:
                 following.next_state,
                 following.node.turn_id,
                 node.segment,
+                note=note_of(node),
             )
         )
         following.next_state = b""
@@ -158,21 +156,29 @@ class Board:
     def settle_with(self, node: Node, next_state: bytes, source: str, score: int | None) -> None:
         """Settle a turn on what somebody said about it."""
         node.settled = True
-        self._note_settled(node)
         self._decisions.append(
-            Link(node.turn_id, node.session.session_id, node.turn_index, next_state, source, node.segment, score)
+            Link(
+                node.turn_id,
+                node.session.session_id,
+                node.turn_index,
+                next_state,
+                source,
+                node.segment,
+                score,
+                note_of(node),
+            )
         )
 
     def drop(self, node: Node, reason: str, detail: str) -> None:
         """Settle a turn as one that is not trained."""
         if not node.settled:
             node.settled = True
-            if reason not in OUT_OF_LINE:
-                self._note_settled(node)
-            self.refuse(node.turn_id, reason, detail)
+            self.say_dropped(node, reason, detail)
 
-    def _note_settled(self, node: Node) -> None:
-        self._settled.append((node, None if node.next is None else node.next.node.turn_id))
+    def say_dropped(self, node: Node, reason: str, detail: str) -> None:
+        """Tell of a turn that counts as settled why it is not trained."""
+        in_line = reason not in OUT_OF_LINE and not node.side
+        self._decisions.append(Drop(node.turn_id, reason, detail, note_of(node) if in_line else None))
 
     def refuse(self, turn_id: str, reason: str, detail: str) -> None:
         """Settle a capture that is not remembered."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hintloop_contract.messages import TurnNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,18 @@ class Link:
     next_turn_id: str
     segment: int = 0
     score: int | None = None
+    note: TurnNote | None = field(default=None, compare=False, repr=False)
+    """What the next linker has to know of the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The turn will not be trained; ``reason`` is a ``DropReason``."""
+    """The turn will not be trained; ``reason`` is a ``DropReason``. With a ``note``, requests may go on from it."""
 
     turn_id: str
     reason: str
     detail: str = ""
+    note: TurnNote | None = field(default=None, compare=False, repr=False)
 
 
 Decision = Placed | Link | Drop

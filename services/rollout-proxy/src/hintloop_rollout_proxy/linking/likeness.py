@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hintloop_rollout_proxy.linking.events import Block, Event, Kind, Reading, Reply
 from hintloop_rollout_proxy.linking.identity import Identity
 from hintloop_rollout_proxy.linking.nodes import Node
-from hintloop_rollout_proxy.linking.normal_form import beginning_of, words_of
+from hintloop_rollout_proxy.linking.normal_form import beginning_of, is_random, words_of
 
 #: Share of an answer's words that a rendering of it must hold.
 RENDERED_SHARE = 0.5
@@ -25,6 +25,7 @@ class Likeness:
     """Evidence that a node's answer is echoed by a block.
 
     ``line``: 1 the same session and branch, -1 other ones, 0 not known; ``ids``: 2 an id and the call itself, 1 an id;
+    ``unmistakable``: an id that nobody else's answer has, and not one that an engine counts (``functions.bash:0``);
     ``parts``: share of the answer's text and calls that stand there; ``exact``: everything before is the node's
     request; ``share``: common events before, over those of the shorter side; ``close``: over those of the longer;
     ``frame``: see ``Node.frame_score``; ``same_text``: no less and no more than the answer's text; ``begins``: nothing
@@ -33,6 +34,7 @@ class Likeness:
 
     line: int
     ids: int
+    unmistakable: bool
     parts: float
     exact: bool
     share: float
@@ -62,6 +64,7 @@ class Likeness:
 def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> Likeness | None:
     """How ``node``'s answer fits ``block``; ``None`` when it does not stand there at all."""
     ids, parts = _echoed(node.reply, reading, block, node)
+    events = reading.events[block.start : block.end]
     if not parts and not ids:
         return None
     before, digest = reading.hashes[: block.start], reading.prefixes[block.start]
@@ -69,6 +72,7 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
     return Likeness(
         line=_line(node.identity, identity),
         ids=ids,
+        unmistakable=ids == 2 and (_has_core(node, events) or any(map(is_random, node.reply.call_ids))),
         parts=parts,
         exact=any(attempt.digest == digest for attempt in node.attempts),
         share=share,
@@ -83,11 +87,14 @@ def likeness(node: Node, reading: Reading, block: Block, identity: Identity) -> 
 
 def is_enough(likeness: Likeness, node: Node, identity: Identity, *, blind: bool) -> bool:
     """Whether a likeness makes a link. ``blind``: the answer that is meant may be forgotten, and another one that reads
-    alike be found in its place; then only ids, or all the words before it, tell that this is it."""
+    alike be found in its place; then only ids, or all the words before it, tell that this is it. Ids that an engine
+    counts do not, unless something before it is the same."""
     if node.identity.is_other_agent(identity):
         return False
-    if blind and not (likeness.ids == 2 or likeness.line > 0 or (likeness.line == 0 and likeness.exact)):
-        return False
+    if blind:
+        told = likeness.unmistakable or (likeness.ids == 2 and (likeness.exact or likeness.share > 0))
+        if not (told or likeness.line > 0 or (likeness.line == 0 and likeness.exact)):
+            return False
     telling = node.reply.telling
     if likeness.line < 0:
         little = likeness.frame == 2 and not identity.stated
@@ -122,7 +129,6 @@ def _line(mine: Identity, other: Identity) -> int:
 def _echoed(reply: Reply, reading: Reading, block: Block, node: Node) -> tuple[int, float]:
     """How far ids and parts of an answer stand in a block."""
     events = reading.events[block.start : block.end]
-    core_found = any(event.mark and event.mark == node.core for event in events)
     calls = {event.text for event in events if event.kind is Kind.CALL}
     same_calls = [call for call in reply.calls if call in calls]
     call_ids = _call_ids(reading, block)
@@ -130,13 +136,17 @@ def _echoed(reply: Reply, reading: Reading, block: Block, node: Node) -> tuple[i
     same_text = bool(reply.text) and _holds_text(node, events, block)
     num_parts = bool(reply.text) + len(reply.calls)
     parts = (same_text + len(same_calls)) / num_parts if num_parts else 0.0
-    if core_found:
+    if _has_core(node, events):
         return 2, 1.0
     if same_ids:
         return (2 if same_calls else 1), max(parts, 0.25)
     if not parts and reply.calls and is_rendered(reply, block.text):
         return (2 if _shows_an_id(reply, block.text) else 0), 0.5
     return 0, parts
+
+
+def _has_core(node: Node, events: tuple[Event, ...]) -> bool:
+    return any(event.mark and event.mark == node.core for event in events)
 
 
 def _call_ids(reading: Reading, block: Block) -> set[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 from hintloop_contract.ids import new_id
-from hintloop_contract.messages import Capture, DropReason, SettledTurn
+from hintloop_contract.messages import Capture, DropReason, TurnNote
 from hintloop_contract.tensors import unpack
 
 from hintloop_rollout_proxy.apis.identity import core_of
@@ -57,13 +57,9 @@ class Linker:
         """Turns that were settled before ``now_ms`` are not remembered, and requests may go on from them."""
         self._blind_until_ms = now_ms + self._options.session_timeout_ms
 
-    def resume(self, turns: Iterable[SettledTurn]) -> None:
+    def resume(self, notes: Iterable[TurnNote]) -> None:
         """Know what earlier linkers settled: requests that go on from it stand in its sessions."""
-        self._board.settled_before.add(turns)
-
-    def take_settled(self) -> list[SettledTurn]:
-        """What the next linker has to know of turns that were settled since the last call."""
-        return self._board.take_settled()
+        self._board.earlier.add(notes)
 
     def feed(self, capture: Capture) -> list[Decision]:
         """Take the next capture. Whatever it raises, it raises before anything is remembered."""
@@ -86,11 +82,13 @@ class Linker:
         if late is not None and late[1]:
             self.late_ms = late[0]
         node.blind = late is not None or capture.start_ms < self._blind_until_ms
-        if capture.start_ms >= self._blind_until_ms:
-            board.settled_before.clear()
         verdict = Classifier(board, node, reading, capture.turn_type).verdict()
-        self._settle_now(node, capture)
+        refusal = _refusal(capture)
+        # What is refused by itself is settled, whoever goes on from it; where it stands is known once it is placed.
+        node.settled = refusal is not None
         self._placer.place(node, reading, verdict)
+        if refusal is not None:
+            board.say_dropped(node, *refusal)
         heapq.heappush(self._deadlines, (node.deadline_ms, node.number, node.turn_id))
         if capture.session_done:
             for earlier in list(node.session.nodes):
@@ -99,19 +97,12 @@ class Linker:
             self._expire(next(iter(board.index)))
         return board.take()
 
-    def _settle_now(self, node: Node, capture: Capture) -> None:
-        """What the capture itself says about its turn."""
-        board = self._board
-        if capture.problem is not None:
-            board.drop(node, capture.problem, capture.problem_detail)
-        elif capture.turn_type == "side":
-            board.drop(node, DropReason.SIDE, "X-Turn-Type: side")
-        elif capture.session_done:
-            board.drop(node, DropReason.NO_NEXT_STATE, "the session was marked done")
-
     def tick(self, now_ms: int, oldest_in_flight_ms: int | None = None) -> list[Decision]:
         """Settle what waited long enough. A deadline waits for requests that arrived before it and are unanswered."""
         board = self._board
+        if now_ms > self._blind_until_ms + self._options.session_timeout_ms:
+            # Requests that arrived while it could be gone on with, and were answered late, are in by now.
+            board.forget_earlier()
         while board.due and board.due[0][0] <= now_ms:
             due_ms, _, turn_id = heapq.heappop(board.due)
             node = board.index.get(turn_id)
@@ -203,6 +194,17 @@ class Linker:
             and twin.reply == node.reply
             for twin in self._board.index.at(node.scope, "request", node.digest)
         )
+
+
+def _refusal(capture: Capture) -> tuple[str, str] | None:
+    """Why the capture by itself is no turn: reason and detail."""
+    if capture.problem is not None:
+        return capture.problem, capture.problem_detail
+    if capture.turn_type == "side":
+        return DropReason.SIDE, "X-Turn-Type: side"
+    if capture.session_done:
+        return DropReason.NO_NEXT_STATE, "the session was marked done"
+    return None
 
 
 def _sequence_ends(capture: Capture, reading: Reading) -> tuple[SequenceEnd, ...]:

@@ -87,6 +87,8 @@ class Node:
     """The turn before, in whose session or from which a fork this stands."""
     continues: bool = False
     """Whether it carries the parent's next state."""
+    after: str | None = None
+    """The turn that it goes on from, where an earlier linker settled that."""
     retry_of: Node | None = None
     instead_of: Node | None = None
     """A failed attempt with fewer words, in whose place it stands."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W぀-ヿ㐀-鿿가-힯]+")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 #: What may be the id of a call inside a rendered text.
 _ID_LIKE = re.compile(r"[A-Za-z][A-Za-z0-9_.:\-]{4,79}")
+#: Changes between letters and digits from which an id was drawn: a name with a number has one or two.
+RANDOM_CHANGES = 4
 #: What agents put before a user's text: a time, a channel.
 _LABEL = re.compile(r"^(\[[^\]]*\]\s*)+")
 #: Words by which a quotation is recognised; agents cut what they quote.
@@ -68,6 +71,12 @@ def passages_of(text: str) -> tuple[str, ...]:
 def call_key(call_id: str) -> str:
     """A call id as every agent brings it back."""
     return _NOT_ALPHANUMERIC.sub("", call_id)
+
+
+def is_random(call_id: str) -> bool:
+    """Whether a normalised id was drawn and not counted: letters and digits take turns in it."""
+    changes = sum(first.isdigit() != second.isdigit() for first, second in pairwise(call_id))
+    return changes >= RANDOM_CHANGES
 
 
 def id_like_words(text: str) -> Iterator[str]:

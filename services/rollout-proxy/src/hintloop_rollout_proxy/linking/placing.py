@@ -11,6 +11,7 @@ from hintloop_rollout_proxy.linking import sides
 from hintloop_rollout_proxy.linking.attempts import find_late_repeat, was_rewritten
 from hintloop_rollout_proxy.linking.board import Board
 from hintloop_rollout_proxy.linking.chat_form import without_instruction
+from hintloop_rollout_proxy.linking.earlier import Standing
 from hintloop_rollout_proxy.linking.echoes import Echo, find_echo
 from hintloop_rollout_proxy.linking.events import Kind, Reading
 from hintloop_rollout_proxy.linking.index import echo_keys
@@ -108,14 +109,21 @@ class Placer:
             node.carried = reading.after(verdict.echo.position)
 
     def _resumes(self, node: Node, reading: Reading, verdict: Verdict) -> None:
-        board, place = self._board, verdict.settled
+        board, place = self._board, verdict.place
         assert place is not None
-        node.turn_index = place.turn.turn_index + (not place.retry)
-        board.enter(node, board.resumed_session(place.turn), counts=not place.retry)
-        if not place.retry:
-            board.settled_before.continued(place.turn, node)
-        elif node.turn_index == 0:
-            self._note_opening(node, reading)
+        note = place.note
+        board.earlier.taken(place, node)
+        if place.standing is Standing.CONTINUES:
+            node.after, node.turn_index = note.turn_id, note.turn_index + 1
+            board.enter(node, board.resumed_session(note))
+        elif place.standing is Standing.REPEATS:
+            node.after, node.turn_index = note.after, note.turn_index
+            board.enter(node, board.resumed_session(note), counts=False)
+            if note.turn_index == 0:
+                self._note_opening(node, reading)
+        else:
+            node.turn_index, node.forked = note.turn_index + 1, True
+            board.enter(node, board.new_session())
 
     def _follows(self, node: Node, reading: Reading, verdict: Verdict) -> None:
         other = verdict.other

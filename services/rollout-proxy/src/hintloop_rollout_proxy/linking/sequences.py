@@ -28,7 +28,7 @@ class SequenceEnd:
 def end_of(sequence: bytes) -> SequenceEnd:
     """The end of a whole sequence."""
     last_step = len(sequence) - len(sequence) % STEP
-    return SequenceEnd(len(sequence), (last_step, _digest(sequence[:last_step])), _digest(sequence))
+    return SequenceEnd(len(sequence), (last_step, sequence_digest(sequence[:last_step])), sequence_digest(sequence))
 
 
 def ends_of(sequence: bytes, answer: str, response_ids: array[int] | None) -> tuple[SequenceEnd, ...]:
@@ -55,8 +55,9 @@ def step_keys(sequence: bytes) -> Iterator[tuple[int, bytes]]:
 
 def begins_with(sequence: bytes, end: SequenceEnd) -> bool:
     """Whether ``sequence`` begins with the one that ends so, and goes on."""
-    return len(sequence) > end.length and _digest(sequence[: end.length]) == end.digest
+    return len(sequence) > end.length and sequence_digest(sequence[: end.length]) == end.digest
 
 
-def _digest(data: bytes) -> bytes:
+def sequence_digest(data: bytes) -> bytes:
+    """Digest of a sequence, or of its beginning."""
     return hashlib.blake2b(data, digest_size=16).digest()

@@ -8,11 +8,12 @@ from enum import Enum
 from hintloop_rollout_proxy.linking import sides
 from hintloop_rollout_proxy.linking.attempts import Change, find_failed_before, find_repeated
 from hintloop_rollout_proxy.linking.board import Board
+from hintloop_rollout_proxy.linking.earlier import Place, Standing
 from hintloop_rollout_proxy.linking.echoes import Alive, Echo, find_echo
 from hintloop_rollout_proxy.linking.events import SPOKEN, Kind, Reading
 from hintloop_rollout_proxy.linking.likeness import is_quoted
 from hintloop_rollout_proxy.linking.nodes import Node
-from hintloop_rollout_proxy.linking.settled import Place
+from hintloop_rollout_proxy.linking.normal_form import is_random
 
 
 class Relation(Enum):
@@ -24,7 +25,7 @@ class Relation(Enum):
     RETRY = "retry"  # repeats it
     AFTER_FAILED = "after_failed"  # comes in its place, with more words
     CONTINUES = "continues"  # carries its next state
-    RESUMES = "resumes"  # goes on from a turn that an earlier linker settled, or tries it again
+    RESUMES = "resumes"  # stands in some way to a turn that an earlier linker settled
     FOLLOWS = "follows"  # stands in its session, but shows nothing of its answer
     SUMMARISED = "summarised"  # goes on from it after a side call made a summary
     SIDE = "side"  # is about it
@@ -39,7 +40,7 @@ class Verdict:
     position: int = -1
     echo: Echo | None = None
     summary: Node | None = None
-    settled: Place | None = None
+    place: Place | None = None
 
 
 class Classifier:
@@ -48,7 +49,7 @@ class Classifier:
     def __init__(self, board: Board, node: Node, reading: Reading, turn_type: str | None) -> None:
         """``node`` is not remembered yet."""
         self._index = board.index
-        self._settled_before = board.settled_before
+        self._earlier = board.earlier
         self._node = node
         self._reading = reading
         self._alive: Alive = board.alive_for(node)
@@ -68,9 +69,12 @@ class Classifier:
         if delta is not None:
             return delta
         self._echo = self._find_echo()
+        place = self._earlier.find(node, self._reading)
+        if place is not None and place.known and place.standing is Standing.CONTINUES:
+            return Verdict(Relation.RESUMES, place=place)
         return (
             self._attempt()
-            or self._resumes()
+            or (None if place is None else self._resumes(place))
             or self._by_echo()
             or self._by_result()
             or self._extends()
@@ -115,17 +119,18 @@ class Classifier:
         relation = Relation.RETRY if failed[1] is Change.REWRITTEN else Relation.AFTER_FAILED
         return Verdict(relation, failed[0], echo=self._echo)
 
-    def _resumes(self) -> Verdict | None:
-        """It repeats what an earlier linker settled, and nothing behind it that is remembered."""
-        place = self._settled_before.find(self._node, self._reading)
+    def _resumes(self, place: Place) -> Verdict | None:
+        """It repeats what an earlier linker settled; an answer that is found here must be as near to be preferred."""
         echo = self._echo
-        if place is None:
+        resumes = Verdict(Relation.RESUMES, place=place)
+        if place.standing is Standing.REPEATS:
+            # What both go on from may not be settled yet; then this is its next state.
+            return None if place.note.after and self._index.get(place.note.after) else resumes
+        if echo is not None and (echo.start > place.start or (echo.start == place.start and echo.exact)):
             return None
-        if echo is None or place.known or place.start > echo.start:
-            return Verdict(Relation.RESUMES, settled=place)
-        # By the same ids an engine may have called another conversation's tools.
-        same_answer = place.start == echo.start and not place.retry and not echo.exact
-        return Verdict(Relation.RESUMES, settled=place) if same_answer else None
+        if place.standing is Standing.SIDE and self._may_be_side:
+            return Verdict(Relation.SIDE)
+        return resumes
 
     def _by_echo(self) -> Verdict | None:
         echo, reading, node = self._echo, self._reading, self._node
@@ -156,6 +161,9 @@ class Classifier:
         reading, node = self._reading, self._node
         for event in reversed(reading.events):
             if event.kind is not Kind.RESULT or not event.call_id:
+                continue
+            if node.blind and not is_random(event.call_id):
+                # The call that is meant may be settled, and another conversation's have the same number.
                 continue
             for found in self._index.at(node.scope, "call_id", event.call_id):
                 if self._is_line_of(found):
