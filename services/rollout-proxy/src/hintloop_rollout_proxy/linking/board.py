@@ -148,7 +148,7 @@ class Board:
                 following.next_state,
                 following.node.turn_id,
                 node.segment,
-                note=note_of(node),
+                note=_note(node),
             )
         )
         following.next_state = b""
@@ -165,7 +165,7 @@ class Board:
                 source,
                 node.segment,
                 score,
-                note_of(node),
+                _note(node),
             )
         )
 
@@ -177,8 +177,8 @@ class Board:
 
     def say_dropped(self, node: Node, reason: str, detail: str) -> None:
         """Tell of a turn that counts as settled why it is not trained."""
-        in_line = reason not in OUT_OF_LINE and not node.side
-        self._decisions.append(Drop(node.turn_id, reason, detail, note_of(node) if in_line else None))
+        note = None if reason in OUT_OF_LINE else _note(node)
+        self._decisions.append(Drop(node.turn_id, reason, detail, note))
 
     def refuse(self, turn_id: str, reason: str, detail: str) -> None:
         """Settle a capture that is not remembered."""
@@ -215,6 +215,11 @@ class Board:
             return node is not newcomer and node.start_ms <= newcomer.end_ms and newcomer.start_ms <= node.deadline_ms
 
         return near
+
+
+def _note(node: Node) -> TurnNote | None:
+    """What is noted of a node that stands in a session."""
+    return note_of(node) if node.session.session_id else None
 
 
 def _placed(node: Node) -> Placed:

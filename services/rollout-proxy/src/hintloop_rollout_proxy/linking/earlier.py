@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import TypeVar
 
 from hintloop_contract.messages import TurnNote
@@ -156,8 +157,8 @@ class EarlierTurns:
                     return Place(note, Standing.REPEATS, known=True)
         fits = self._fitting(node)
         # Who failed first is the first to try again.
-        failures = self._failures.get((node.scope, node.digest), {})
-        failed = next((note for note in failures.values() if fits(note)), None)
+        failures = self._failures.get((node.scope, node.digest), {}).values()
+        failed = next((note for note in islice(failures, MAX_CANDIDATES) if fits(note)), None)
         if failed is None:
             return None
         start = reading.blocks[-1].start if reading.blocks else 0
