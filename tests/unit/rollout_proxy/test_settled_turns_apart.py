@@ -87,6 +87,20 @@ def test_ids_that_were_drawn_lead_to_their_conversation() -> None:
     assert run.links["a"].next_turn_id == "b"
 
 
+@pytest.mark.parametrize("problem", [{}, {"problem": "count_mismatch"}])
+def test_an_answer_that_comes_in_late_is_still_linked(problem: dict[str, Any]) -> None:
+    """After a takeover the next request may be read before the one whose answer it goes on from."""
+    run = Deployment()
+    run.feed(make_capture("a", said("q"), start_ms=1000, **problem))
+    later = make_capture("b", said("q", "fine", "r"), start_ms=2000)
+    if not problem:
+        run.feed(make_capture("other", said("q", "fine", "else"), start_ms=1500))
+    run.take_over(2000)
+    run.feed(make_capture("c", said("q", "fine", "r", "fine", "s"), start_ms=3000), later)
+    run.flush()
+    assert run.links["b"].next_turn_id == "c"
+
+
 def test_equal_openings_that_failed_are_tried_again_in_their_order() -> None:
     run = Deployment()
     run.feed(*(make_capture(f"f{i}", said("q"), None, start_ms=1000 + i, **FAILED) for i in range(3)))

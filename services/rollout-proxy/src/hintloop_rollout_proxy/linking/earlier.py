@@ -190,7 +190,8 @@ class EarlierTurns:
                     if length < len(reading.sequence):
                         yield self._ends.get((node.scope, length, sequence_digest(reading.sequence[:length])), ()), 0
         else:
-            for block in reversed(reading.blocks):
+            # Behind an older answer stands one that may come in late; the request waits for it and forks nothing.
+            for block in reading.blocks[-1:]:
                 events = reading.events[block.start : block.end]
                 said = _answer(block.text, [event.text for event in events if event.kind is Kind.CALL])
                 yield self._answers.get((node.scope, reading.prefixes[block.start], said), ()), block.start
