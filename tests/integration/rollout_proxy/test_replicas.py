@@ -122,6 +122,17 @@ class Agent:
         self.messages.append({"role": "assistant", "content": message["content"]})
 
 
+def make_agents() -> list[Agent]:
+    """One for each session."""
+    return [Agent(f"agent-{number}") for number in range(NUM_SESSIONS)]
+
+
+async def ask_rounds(agents: list[Agent], client: httpx.AsyncClient, url: str, count: int) -> None:
+    """All agents ask at once, ``count`` times."""
+    for _ in range(count):
+        await asyncio.gather(*(agent.ask(client, url) for agent in agents))
+
+
 async def turns_of(broker: Any, count: int) -> list[Any]:
     """Linked turns, at least ``count``, and whatever else comes soon after."""
     entries: list[Any] = []
@@ -131,9 +142,10 @@ async def turns_of(broker: Any, count: int) -> list[Any]:
     return entries + await broker.read(TURNS, "test", 100, 500)
 
 
-async def check_turns(broker: Any, num_turns: int) -> None:
-    """Every answer but a conversation's last is one turn with its next state; a conversation is one session."""
-    entries = await turns_of(broker, NUM_SESSIONS * (num_turns - 1))
+async def check_turns(broker: Any) -> None:
+    """Every answer was captured once, and all but a conversation's last are turns with their next state; a conversation
+    is one session."""
+    entries = await turns_of(broker, NUM_SESSIONS * (NUM_TURNS - 1))
     sessions: dict[str, list[str]] = {}
     for entry in sorted(entries, key=lambda entry: entry.message.turn_index):
         record = await broker.get_turn(entry.turn_id)
@@ -142,7 +154,8 @@ async def check_turns(broker: Any, num_turns: int) -> None:
         assert json.loads(record.next_state) == [{"role": "user", "content": f"{name} {int(number) + 1}"}]
         sessions.setdefault(entry.message.session_id, []).append(question)
     questions = sorted(sessions.values())
-    assert questions == [[f"agent-{number} {turn}" for turn in range(num_turns - 1)] for number in range(NUM_SESSIONS)]
+    assert questions == [[f"agent-{number} {turn}" for turn in range(NUM_TURNS - 1)] for number in range(NUM_SESSIONS)]
+    assert await captured(broker) == NUM_SESSIONS * NUM_TURNS
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -181,16 +194,14 @@ async def test_sessions_and_turns_do_not_depend_on_which_replica_served(
 ) -> None:
     broker = make_broker(redis_server.url)
     proxies = await start_two(start_proxy, scripted_engine, redis_server.url, tmp_path)
-    agents = [Agent(f"agent-{number}") for number in range(NUM_SESSIONS)]
+    agents = make_agents()
     async with httpx.AsyncClient(timeout=60) as client, balancing(*(proxy.url for proxy in proxies)) as url:
-        for _ in range(NUM_TURNS):
-            await asyncio.gather(*(agent.ask(client, url) for agent in agents))
+        await ask_rounds(agents, client, url, NUM_TURNS)
         served = [
             await metric(client, proxy.url, 'hintloop_proxy_captured_total{status="complete"}') for proxy in proxies
         ]
     assert served == [NUM_SESSIONS * NUM_TURNS / 2] * 2
-    await check_turns(broker, NUM_TURNS)
-    assert await captured(broker) == NUM_SESSIONS * NUM_TURNS
+    await check_turns(broker)
     assert (await broker.funnel()).drops == {}
     for proxy in proxies:
         assert await asyncio.to_thread(proxy.stop) == 0
@@ -214,11 +225,10 @@ async def test_sessions_go_on_when_the_replica_that_links_stands_still(
     """The other one takes over in the middle of every conversation, and the first goes on where it stood."""
     broker = make_broker(redis_server.url)
     proxies = await start_two(start_proxy, scripted_engine, redis_server.url, tmp_path)
-    agents = [Agent(f"agent-{number}") for number in range(NUM_SESSIONS)]
+    agents = make_agents()
     async with httpx.AsyncClient(timeout=60) as client:
         first = await linking_one(client, proxies)
-        for _ in range(2):
-            await asyncio.gather(*(agent.ask(client, proxies[first].url) for agent in agents))
+        await ask_rounds(agents, client, proxies[first].url, 2)
 
         async def all_linked() -> bool:
             return await metric(client, proxies[first].url, "hintloop_linker_linked_total") == NUM_SESSIONS
@@ -227,7 +237,7 @@ async def test_sessions_go_on_when_the_replica_that_links_stands_still(
         proxies[first].process.send_signal(signal.SIGSTOP)
         try:
             other = proxies[1 - first]
-            await asyncio.gather(*(agent.ask(client, other.url) for agent in agents))
+            await ask_rounds(agents, client, other.url, 1)
 
             async def other_links() -> bool:
                 return await metric(client, other.url, "hintloop_linker_active") == 1
@@ -235,10 +245,8 @@ async def test_sessions_go_on_when_the_replica_that_links_stands_still(
             await until(other_links)
         finally:
             proxies[first].process.send_signal(signal.SIGCONT)
-        for _ in range(NUM_TURNS - 3):
-            await asyncio.gather(*(agent.ask(client, proxies[first].url) for agent in agents))
-    await check_turns(broker, NUM_TURNS)
-    assert await captured(broker) == NUM_SESSIONS * NUM_TURNS
+        await ask_rounds(agents, client, proxies[first].url, NUM_TURNS - 3)
+    await check_turns(broker)
     assert (await broker.funnel()).drops == {}
     for proxy in proxies:
         assert await asyncio.to_thread(proxy.stop) == 0
@@ -250,10 +258,9 @@ async def test_a_killed_replica_loses_nothing_that_redis_has(
     """Whichever links is killed; the other serves on and takes the linking over."""
     broker = make_broker(redis_server.url)
     proxies = await start_two(start_proxy, scripted_engine, redis_server.url, tmp_path)
-    agents = [Agent(f"agent-{number}") for number in range(NUM_SESSIONS)]
+    agents = make_agents()
     async with httpx.AsyncClient(timeout=60) as client, balancing(*(proxy.url for proxy in proxies)) as url:
-        for _ in range(2):
-            await asyncio.gather(*(agent.ask(client, url) for agent in agents))
+        await ask_rounds(agents, client, url, 2)
 
         async def all_captured() -> bool:
             return await captured(broker) == NUM_SESSIONS * 2
@@ -263,10 +270,8 @@ async def test_a_killed_replica_loses_nothing_that_redis_has(
         killed = proxies[linking].process
         killed.kill()
         killed.wait()
-        for _ in range(NUM_TURNS - 2):
-            await asyncio.gather(*(agent.ask(client, url) for agent in agents))
-    await check_turns(broker, NUM_TURNS)
-    assert await captured(broker) == NUM_SESSIONS * NUM_TURNS
+        await ask_rounds(agents, client, url, NUM_TURNS - 2)
+    await check_turns(broker)
     assert await asyncio.to_thread(proxies[1 - linking].stop) == 0
 
 
@@ -276,17 +281,16 @@ async def test_a_killed_replica_loses_nothing_that_its_disk_has(
     """Redis dies, then a replica; both come back: every answer is captured once."""
     broker = make_broker(redis_server.url)
     proxies = await start_two(start_proxy, scripted_engine, redis_server.url, tmp_path)
-    agents = [Agent(f"agent-{number}") for number in range(NUM_SESSIONS)]
+    agents = make_agents()
     async with httpx.AsyncClient(timeout=60) as client, balancing(*(proxy.url for proxy in proxies)) as url:
-        await asyncio.gather(*(agent.ask(client, url) for agent in agents))
+        await ask_rounds(agents, client, url, 1)
 
         async def all_captured() -> bool:
             return await captured(broker) == NUM_SESSIONS
 
         await until(all_captured)
         redis_server.kill()
-        for _ in range(NUM_TURNS - 2):
-            await asyncio.gather(*(agent.ask(client, url) for agent in agents))
+        await ask_rounds(agents, client, url, NUM_TURNS - 2)
         spooled: list[float] = []
 
         async def all_spooled() -> bool:
@@ -297,7 +301,7 @@ async def test_a_killed_replica_loses_nothing_that_its_disk_has(
         assert all(spooled)
         proxies[0].process.kill()
         proxies[0].process.wait()
-        await asyncio.gather(*(agent.ask(client, url) for agent in agents))
+        await ask_rounds(agents, client, url, 1)
         words = (*QUICK_LEASE, "--set", f"proxy.spool_dir={tmp_path / 'one'}")
         again = await asyncio.to_thread(start_proxy, "vllm", scripted_engine, redis_server.url, *words)
         redis_server.start()
@@ -308,8 +312,7 @@ async def test_a_killed_replica_loses_nothing_that_its_disk_has(
     await until(everything_captured)
     fields = [fields for _, fields in await broker.client.xrange(broker.keys.stream(CAPTURES))]
     assert max(Counter(entry[b"turn_id"] for entry in fields).values(), default=1) == 1
-    await check_turns(broker, NUM_TURNS)
-    assert await captured(broker) == NUM_SESSIONS * NUM_TURNS
+    await check_turns(broker)
     for proxy in (proxies[1], again):
         assert await asyncio.to_thread(proxy.stop) == 0
     assert not left_in(tmp_path)

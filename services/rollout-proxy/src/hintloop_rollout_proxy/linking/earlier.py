@@ -6,7 +6,6 @@ session, its place there, and digests of what was said; a request that repeats i
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from hintloop_contract.messages import TurnNote
 from hintloop_rollout_proxy.linking.events import Kind, Reading
 from hintloop_rollout_proxy.linking.index import MAX_CANDIDATES
 from hintloop_rollout_proxy.linking.nodes import Node, Scope
+from hintloop_rollout_proxy.linking.normal_form import digest_of
 from hintloop_rollout_proxy.linking.sequences import sequence_digest, step_keys
 
 K = TypeVar("K")
@@ -148,21 +148,18 @@ class EarlierTurns:
         known = self._by_next.get(node.turn_id)
         if known is not None:
             return Place(known, Standing.CONTINUES, known=True)
-        return self._as_another_try(node, reading) or self._as_repeating(node, reading)
+        return self._as_another_try(node) or self._as_repeating(node, reading)
 
-    def _as_another_try(self, node: Node, reading: Reading) -> Place | None:
+    def _as_another_try(self, node: Node) -> Place | None:
         if node.choices is not None:
             for note in self._at_response(node.scope[0], node.response_id):
                 if note.request == node.digest:
-                    return Place(note, Standing.REPEATS, known=True)
+                    return Place(note, Standing.REPEATS)
         fits = self._fitting(node)
         # Who failed first is the first to try again.
         failures = self._failures.get((node.scope, node.digest), {}).values()
         failed = next((note for note in islice(failures, MAX_CANDIDATES) if fits(note)), None)
-        if failed is None:
-            return None
-        start = reading.blocks[-1].start if reading.blocks else 0
-        return Place(failed, Standing.REPEATS, start)
+        return None if failed is None else Place(failed, Standing.REPEATS)
 
     def _as_repeating(self, node: Node, reading: Reading) -> Place | None:
         fits = self._fitting(node)
@@ -173,7 +170,7 @@ class EarlierTurns:
                 if following is None:
                     return Place(note, Standing.CONTINUES, start)
                 if following in self._failed and following not in self._repeated:
-                    return Place(self._failed[following], Standing.REPEATS, start)
+                    return Place(self._failed[following], Standing.REPEATS)
             if ranked:
                 aside = ranked[0].tools and not node.tools and reading.last_kind is Kind.USER
                 is_side = aside and fits(ranked[0], any_frame=True)
@@ -229,19 +226,17 @@ def _put(notes: dict[K, deque[TurnNote]], key: K, note: TurnNote) -> None:
 
 def _frame_of(node: Node) -> bytes:
     """Who offers the same tools is the same agent; without any, who says the same to begin with."""
-    return _digest("tools", *sorted(node.tools)) if node.tools else _digest("system", node.system.hex())
+    return digest_of(b"tools", *map(_encoded, sorted(node.tools))) if node.tools else digest_of(b"system", node.system)
 
 
 def _answer(text: str, calls: Iterable[str]) -> bytes:
-    return _digest(text, *sorted(calls))
+    return digest_of(*map(_encoded, (text, *sorted(calls))))
 
 
-def _digest(*texts: str) -> bytes:
-    """Digest of texts, whichever their number; of a single empty one, nothing."""
-    if texts == ("",):
-        return b""
-    state = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        # No text has this byte in its UTF-8.
-        state.update(b"\xff" + text.encode("utf-8", "surrogatepass"))
-    return state.digest()
+def _digest(text: str) -> bytes:
+    """Digest of an id; empty for none."""
+    return digest_of(_encoded(text)) if text else b""
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
